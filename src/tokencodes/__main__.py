@@ -1,0 +1,5 @@
+"""`python -m tokencodes`, for torchrun."""
+
+from tokencodes.cli import main
+
+main()

@@ -1,0 +1,203 @@
+"""A checkpoint is a directory that appears at once, and is believed only if every byte of it is what was written.
+
+    checkpoints/
+      latest                    the newest one's name: a convenience, never trusted alone
+      update-00000070/
+        tensors/                model, optimizer and generator state (torch.distributed.checkpoint)
+        config.json             the model's configuration
+        last_update.npy         ids int64[G, T + 1] of the last update, so that anyone can replay it
+        state.json              counters, hashes, losses of the last update before and after it
+        manifest.json           size and SHA-256 of each file; written last
+
+Write: temporary folder, files, fsync, manifest, fsync, rename, fsync, `latest`. A kill at any point leaves the former one as it
+was, and at most a `.tmp-` folder that the next save removes.
+
+It stands outside `train` because `verify`, `evaluate` and `export` read checkpoints and must not know the trainer.
+"""
+
+import hashlib
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+
+from tokencodes.errors import InputError
+from tokencodes.files import fsync, json_text, read_json, write_json, write_text
+from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
+
+FORMAT, VERSION = "tokencodes-checkpoint", 1
+LATEST = "latest"
+Stage = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Counters and identities. The sampler's whole state is `update` times the windows of an update."""
+
+    update: int
+    targets: int
+    seconds: float  # spent in updates so far
+    dataset_fingerprint: str
+    tokenizer_sha256: str
+    last_loss: float | None = None  # of the last update's windows, before the update
+    replay_loss: float | None = None  # of the same windows by these weights, after it
+
+
+def save(
+    folder: Path,
+    model: TokenCodeForCausalLM,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
+    last_ids: np.ndarray,
+    keep: int,
+    on_stage: Stage = lambda name: None,
+) -> Path:
+    """Writes `folder/update-N` and removes all but the newest `keep`. `on_stage` is told each stage (tests stop there).
+
+    OSError passes through after the half-written folder is removed; what was there before is untouched.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(".tmp-*"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    final = folder / f"update-{state.update:08d}"
+    partial = folder / f".tmp-{final.name}"
+    try:
+        on_stage("begin")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model_state, optimizer_state = get_state_dict(model, optimizer)
+            tensors = {"model": model_state, "optimizer": optimizer_state, "generator": torch.get_rng_state()}
+            dcp.save(tensors, checkpoint_id=partial / "tensors", no_dist=True)
+        on_stage("tensors")
+        model.config.save_pretrained(partial)
+        np.save(partial / "last_update.npy", last_ids)
+        write_json(partial / "state.json", asdict(state))
+        on_stage("state")
+        sums = {str(file.relative_to(partial)): _file_sum(file) for file in _files(partial)}
+        for file in _files(partial):
+            fsync(file)
+        write_json(partial / "manifest.json", {"format": FORMAT, "version": VERSION, "files": sums})
+        fsync(partial / "tensors")
+        fsync(partial)
+        on_stage("manifest")
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
+        fsync(folder)
+        on_stage("renamed")
+        write_text(folder / LATEST, final.name + "\n")
+        on_stage("latest")
+    except Exception:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    for old in checkpoints(folder)[keep:]:
+        gone = old.with_name(f".tmp-{old.name}")
+        old.rename(gone)
+        on_stage("removing")
+        shutil.rmtree(gone)
+    on_stage("done")
+    return final
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The finished checkpoints of a run, newest first."""
+    return sorted((path for path in folder.glob("update-*") if (path / "manifest.json").is_file()), reverse=True)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, in a line that names the file; None if every byte is what was written."""
+    try:
+        manifest = read_json(checkpoint / "manifest.json")
+    except InputError as error:
+        return str(error)
+    if json_text(manifest) != (checkpoint / "manifest.json").read_text(encoding="utf-8"):
+        return f"{checkpoint}/manifest.json: damaged (not the text that was written)"
+    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+        return f"{checkpoint}/manifest.json: not a checkpoint that this version reads"
+    for name, told in manifest["files"].items():
+        file = checkpoint / name
+        if not file.is_file():
+            return f"{file}: missing"
+        if _file_sum(file) != told:
+            return f"{file}: damaged (its size or SHA-256 is not the manifest's)"
+    return None
+
+
+def newest_intact(folder: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole; each damaged one is told to `warn` and passed over."""
+    for checkpoint in checkpoints(folder):
+        problem = damage(checkpoint)
+        if problem is None:
+            return checkpoint
+        warn(f"{problem}; going back to the checkpoint before it")
+    return None
+
+
+def read_state(checkpoint: Path) -> TrainState:
+    """Its counters."""
+    return TrainState(**read_json(checkpoint / "state.json"))
+
+
+def restore(checkpoint: Path, model: TokenCodeForCausalLM, optimizer: torch.optim.Optimizer) -> TrainState:
+    """Loads model, optimizer and generator in place, checks the codebook, returns the counters."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        tensors = {"model": model_state, "optimizer": optimizer_state, "generator": torch.get_rng_state()}
+        dcp.load(tensors, checkpoint_id=checkpoint / "tensors", no_dist=True)
+        set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
+    torch.set_rng_state(tensors["generator"])
+    model.input_interface.check()
+    return read_state(checkpoint)
+
+
+def load_model(path: Path) -> TokenCodeForCausalLM:
+    """The model of a run (its newest checkpoint), of one checkpoint or of an exported folder; its codebook is checked."""
+    place = find(path)
+    if not (place / "manifest.json").is_file():
+        model: TokenCodeForCausalLM = TokenCodeForCausalLM.from_pretrained(place)
+        return model.eval()
+    problem = damage(place)
+    if problem:
+        raise InputError(f"{problem}; take another checkpoint or a new copy")
+    model = TokenCodeForCausalLM(TokenCodeConfig.from_pretrained(place))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensors = {"model": get_model_state_dict(model)}
+        dcp.load(tensors, checkpoint_id=place / "tensors", no_dist=True)
+        set_model_state_dict(model, tensors["model"])
+    model.input_interface.check()
+    return model.eval()
+
+
+def find(path: Path) -> Path:
+    """What a CHECKPOINT names: a run's newest whole checkpoint, one checkpoint, or an exported folder."""
+    if (path / "checkpoints").is_dir():
+        newest = newest_intact(path / "checkpoints", warn=lambda line: None)
+        if newest is None:
+            raise InputError(f"{path}/checkpoints: no whole checkpoint; train the run further first")
+        return newest
+    if (path / "config.json").is_file():
+        return path
+    raise InputError(f"{path}: neither a run, nor a checkpoint, nor an exported model; name a folder that holds one")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (file for file in sorted(folder.rglob("*")) if file.is_file())
+
+
+def _file_sum(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}

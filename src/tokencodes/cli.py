@@ -1,0 +1,233 @@
+"""The commands. Each parses, calls one function, prints; no logic lives here.
+
+Every command takes --json: one JSON object on standard output and nothing else there. Exit 0: done; 1: a check did not hold;
+2: unusable input, one line that names the value, the place and the way out.
+"""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tokencodes.data.prepare import prepare as prepare_dataset
+from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
+from tokencodes.errors import CheckFailed, InputError
+from tokencodes.report.page import write_report
+from tokencodes.study import compare as compare_arms
+from tokencodes.study import load_results
+from tokencodes.train.account import account
+from tokencodes.train.corpus import open_dataset, resolve_inputs, training_texts
+from tokencodes.train.loop import Stop
+from tokencodes.train.loop import train as train_run
+from tokencodes.train.metrics import Observer, Silent, Terminal
+from tokencodes.train.settings import flatten, preset_names, read_study
+from tokencodes.verify.certificate import certify
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train, verify and study decoder language models whose token inputs are fixed codes.",
+)
+config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
+app.add_typer(config_app, name="config")
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one value; repeatable.")]
+Preset = Annotated[str, typer.Argument(help="A preset's name, or a TOML file.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
+
+
+def emit(as_json: bool, value: Any, text: str | Table) -> None:
+    """The result: JSON for a program, text or a table for a person."""
+    if as_json:
+        print(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    elif isinstance(text, Table):
+        Console(width=None if sys.stdout.isatty() else 140).print(text)
+    else:
+        print(text)
+
+
+def _observer(as_json: bool) -> Observer:
+    return Silent() if as_json else Terminal()
+
+
+def _again() -> str:
+    return shlex.join(["tokencodes", *sys.argv[1:]])
+
+
+def _stopped(as_json: bool, where: Path) -> None:
+    emit(as_json, {"done": False, "out": str(where)}, f"Stopped; everything up to here is saved. To go on:\n  {_again()}")
+
+
+@app.command()
+def compare(preset: Preset, out: Out, sets: Sets = None, as_json: Json = False) -> None:
+    """Train every arm with every seed, then write the report. Repeating the command goes on where it stopped."""
+    study, _ = read_study(preset, sets or [])
+    with Stop().listen() as stop:
+        done = compare_arms(study, out, _observer(as_json), stop)
+    if not done:
+        _stopped(as_json, out)
+        return
+    page = write_report(out)
+    losses = {
+        arm: {str(seed): result["held_out_loss"] for seed, result in seeds.items()}
+        for arm, seeds in load_results(out, study).items()
+    }
+    emit(as_json, {"done": True, "out": str(out), "report": str(page), "held_out_loss": losses}, f"Report: {page}")
+
+
+@app.command()
+def train(
+    preset: Preset,
+    out: Out,
+    arm: Annotated[str | None, typer.Option(help="Arm of the preset; the baseline if not told.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Run seed; the preset's first if not told.")] = None,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Train one run. Repeating the command goes on where it stopped."""
+    study, _ = read_study(preset, sets or [])
+    run = study.run(arm or study.study.baseline, study.study.seeds[0] if seed is None else seed)
+    observer = _observer(as_json)
+    with Stop().listen() as stop:
+        result = train_run(run, open_dataset(run.data, out, observer.say), out, observer, stop)
+    if result is None:
+        _stopped(as_json, out)
+        return
+    told = f"held-out loss {result['held_out_loss']:.4f} nats a target, {result['bits_per_byte']:.4f} bits a byte; see {out}/model"
+    emit(as_json, {"done": True, "out": str(out), **result}, told)
+
+
+@app.command()
+def report(study: Annotated[Path, typer.Argument(help="A study's folder.")], as_json: Json = False) -> None:
+    """Rebuild report.html from the results on disk."""
+    page = write_report(study)
+    emit(as_json, {"report": str(page)}, f"Report: {page}")
+
+
+@app.command()
+def verify(
+    checkpoint: Annotated[Path, typer.Argument(help="A run, a checkpoint or an exported folder.")],
+    as_json: Json = False,
+) -> None:
+    """Check a model's interface and behaviour; exit 1 if a check does not hold."""
+    certificate = certify(checkpoint)
+    table = Table("check", "status", "scope", "found", title=f"{certificate.checkpoint}: {certificate.interface}")
+    for check in certificate.checks:
+        table.add_row(check.name, check.status, check.scope, check.detail)
+    table.caption = "Not shown: " + "; ".join(certificate.not_shown) + "."
+    emit(as_json, certificate.as_json(), table)
+    if not certificate.holds:
+        failed = next(check for check in certificate.checks if check.status == "fails")
+        raise CheckFailed(f"{certificate.checkpoint}: {failed.name}: {failed.detail}")
+
+
+@app.command()
+def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
+    """Parameters, buffers, memory, updates and FLOPs of every arm, without training."""
+    study, _ = read_study(preset, sets or [])
+    arms = account(study)
+    table = Table("", *arms, title=f"{preset}: float32 training state, counted on the meta device")
+    for key in next(iter(arms.values())):
+        cells = [facts[key] for facts in arms.values()]
+        told = [f"{c:,}" if isinstance(c, int) else f"{c:,.3f}" if isinstance(c, float) else str(c or "-")[:24] for c in cells]
+        table.add_row(key.replace("_", " "), *told)
+    emit(as_json, {"preset": preset, "arms": arms}, table)
+
+
+@app.command()
+def tokenizer(
+    inputs: Annotated[list[str], typer.Argument(help="Text files, folders, or embedded:NAME.")],
+    vocab: Annotated[int, typer.Option(help="Vocabulary size V.")],
+    out: Annotated[Path, typer.Option(help="tokenizer.json to write.")],
+    validation: Annotated[float, typer.Option(help="Share of documents that is held out, and not read here.")] = 0.0,
+    split_seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Train a byte-level BPE on the training documents."""
+    if out.exists():
+        raise InputError(f"{out}: exists; remove it or choose another --out")
+    train_tokenizer(training_texts(resolve_inputs(tuple(inputs)), split_seed, validation), vocab, out)
+    file = TokenizerFile(out)
+    emit(
+        as_json,
+        {"tokenizer": str(out), "sha256": file.sha256, "vocab_size": file.vocab_size},
+        f"{out}: {file.vocab_size:,} entries",
+    )
+
+
+@app.command()
+def prepare(
+    inputs: Annotated[list[str], typer.Argument(help="Text files, folders, or embedded:NAME.")],
+    tokenizer_file: Annotated[Path, typer.Option("--tokenizer", help="A tokenizer.json.")],
+    out: Out,
+    validation: Annotated[float, typer.Option(help="Share of documents that is held out.")] = 0.001,
+    split_seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Text into shards. Repeating the command goes on where it stopped."""
+    say = _observer(as_json).say
+    dataset = prepare_dataset(
+        resolve_inputs(tuple(inputs)), tokenizer_file, out, split_seed=split_seed, validation=validation, progress=say
+    )
+    emit(
+        as_json,
+        {"dataset": str(out), "fingerprint": dataset.fingerprint},
+        f"{out}: fingerprint {dataset.fingerprint[:12]}",
+    )
+
+
+@config_app.command("show")
+def config_show(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
+    """Every value of a configuration, and where it comes from."""
+    study, origins = read_study(preset, sets or [])
+    values = flatten(study.model_dump(mode="json", exclude_none=True))
+    table = Table("key", "value", "origin", title=preset)
+    for key, value in values.items():
+        table.add_row(key, str(value), origins[key])
+    emit(as_json, {key: {"value": value, "origin": origins[key]} for key, value in values.items()}, table)
+
+
+@config_app.command("presets")
+def config_presets(as_json: Json = False) -> None:
+    """The presets in the package."""
+    emit(as_json, {"presets": preset_names()}, "\n".join(preset_names()))
+
+
+def main() -> None:
+    """Entry point: turns errors that a user can act on into one line and an exit status."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command; returns its exit status."""
+    try:
+        app(arguments, standalone_mode=False)
+        return 0
+    except CheckFailed as error:
+        return _complain(str(error), 1)
+    except InputError as error:
+        return _complain(str(error), 2)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _complain("interrupted; repeating the command goes on from the last checkpoint", 130)
+    except click.ClickException as error:
+        return _complain(f"{error.format_message()} (see tokencodes --help)", 2)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{place}{error.strerror}; what was finished before is intact: mend this and repeat the command", 2)
+
+
+def _complain(line: str, status: int) -> int:
+    print("tokencodes: " + " ".join(line.split()), file=sys.stderr)
+    return status

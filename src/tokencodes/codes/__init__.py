@@ -1,0 +1,10 @@
+"""Codes: what a token's fixed vector is, as pure functions on numpy arrays (no torch anywhere below).
+
+Open in this order: `spec` (the written form, its four axes and its hash), `gf2` (algebra), `words`, `assign`, `lift`
+(three of the axes), `codebook` (all of it put together). Paper: section "Interfaces".
+"""
+
+from tokencodes.codes.codebook import Codebook, build_codebook
+from tokencodes.codes.spec import InterfaceSpec, minimal_width
+
+__all__ = ["Codebook", "InterfaceSpec", "build_codebook", "minimal_width"]

@@ -1,0 +1,87 @@
+"""A tokenizer file: training a byte-level BPE, and reading any `tokenizers` JSON with the facts that data need."""
+
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tokencodes.errors import InputError
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
+    """Trains a byte-level BPE and writes it whole or not at all. Id 0 is `<|endoftext|>`, ids 1-256 the bytes.
+
+    Digits are split one by one, as in the SmolLM2 tokenizer. InputError if the text does not give `vocab_size` entries.
+    """
+    least = len(ByteLevel.alphabet()) + 1
+    if vocab_size < least:
+        raise InputError(f"vocab_size {vocab_size}: a byte-level BPE needs at least {least} entries (256 bytes, {END_OF_TEXT})")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise InputError(
+            f"vocab_size {vocab_size:,}: this text gives a BPE of {tokenizer.get_vocab_size():,} entries only; "
+            "lower vocab_size or give more text"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".tmp-{out.name}")
+    partial.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    partial.replace(out)
+
+
+class TokenizerFile:
+    """A tokenizer with the SHA-256 of its file: what a dataset and a model are bound to."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise InputError(f"{path}: no such tokenizer file; name a tokenizer.json, or make one by `tokencodes tokenizer`")
+        data = path.read_bytes()
+        try:
+            self.tokenizer = Tokenizer.from_buffer(data)
+        except Exception as error:  # the library raises a bare Exception
+            raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
+        self.path = path
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        self.vocab_size: int = self.tokenizer.get_vocab_size()
+        end = self.tokenizer.token_to_id(END_OF_TEXT)
+        if end is None:
+            raise InputError(f"{path}: no {END_OF_TEXT} entry, which ends each document; use a tokenizer that has it")
+        self.end_of_text: int = end
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids without special tokens; a literal `<|endoftext|>` in a text becomes its id, as the library does it."""
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    @cached_property
+    def bytes_per_token(self) -> NDArray[np.int64]:
+        """How many bytes of text each token stands for, int64[V]; special tokens stand for none.
+
+        Only a byte-level vocabulary allows this count. It is exact where the tokenizer has a token for every byte of the text.
+        """
+        alphabet = set(ByteLevel.alphabet())
+        special = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, id in self.tokenizer.get_vocab().items():
+            if id in special:
+                continue
+            if not set(token) <= alphabet:
+                raise InputError(f"{self.path}: token {token!r} is not byte-level, so bytes cannot be counted from ids")
+            lengths[id] = len(token)
+        return lengths

@@ -1,0 +1,67 @@
+"""Windows as ids: those that a sampler names, and one frozen set for held-out loss."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokencodes.data.sampler import PaperSampler
+from tokencodes.data.shards import Dataset, Shard
+from tokencodes.errors import InputError
+
+Ids = NDArray[np.int64]
+
+
+def read_windows(shards: list[Shard], sampler: PaperSampler, indices: Ids) -> Ids:
+    """The T + 1 ids of each of these windows: int64[N, T + 1]; inputs are the first T, targets the last T."""
+    windows = sampler.draw(indices)
+    out = np.empty((len(indices), sampler.context + 1), dtype=np.int64)
+    for row, (shard, document, start) in enumerate(zip(windows.shard, windows.document, windows.start, strict=True)):
+        out[row] = shards[shard].span(int(document), int(start), sampler.context + 1)
+    return out
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The frozen windows. ids_NT1: int64[N, T + 1]; target_bytes: bytes of text that the N·T targets stand for."""
+
+    ids_NT1: Ids
+    target_bytes: int
+
+    @property
+    def targets(self) -> int:
+        """How many targets: N·T."""
+        return int(self.ids_NT1[:, 1:].size)
+
+    @property
+    def sha256(self) -> str:
+        """Names the set in results, so that two results can be known to be about the same windows."""
+        return hashlib.sha256(self.ids_NT1.astype("<i8").tobytes()).hexdigest()
+
+    def bits_per_byte(self, loss: float) -> float:
+        """Nats a target -> bits a byte of text."""
+        return loss * self.targets / (self.target_bytes * float(np.log(2.0)))
+
+
+def held_out_windows(dataset: Dataset, context: int, count: int) -> HeldOut:
+    """At most `count` windows of the validation side: no target is in two of them, and no seed is involved.
+
+    Every document is cut at 0, T, 2T, ...; of all the cuts, `count` evenly spaced ones are taken, so every document weighs
+    by its length.
+    """
+    shards = dataset.shards("validation")
+    cuts = [
+        (shard, document, start)
+        for shard in shards
+        for document, length in enumerate(shard.lengths)
+        for start in range(0, int(length) - context, context)
+    ]
+    if not cuts:
+        raise InputError(
+            f"{dataset.path}: no held-out document has the {context + 1:,} tokens of a window; "
+            "raise the validation share, give longer documents or lower the context"
+        )
+    chosen = [cuts[i * len(cuts) // min(count, len(cuts))] for i in range(min(count, len(cuts)))]
+    ids = np.stack([shard.span(document, start, context + 1) for shard, document, start in chosen]).astype(np.int64)
+    return HeldOut(ids, int(dataset.tokenizer.bytes_per_token[ids[:, 1:]].sum()))

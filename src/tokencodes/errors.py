@@ -1,0 +1,19 @@
+"""The one error a user can act on. `cli` prints it as one line and exits with 2."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Unusable input. The message is one line: the value, the place, the way out."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: `did you mean 'lr'?`, or the list of what is known."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+class CheckFailed(RuntimeError):
+    """Something that was checked does not hold, and no input is to blame. `cli` prints it as one line and exits with 1."""

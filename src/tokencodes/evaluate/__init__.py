@@ -1,0 +1,1 @@
+"""Judging trained models: yardsticks and statistics. Knows the model, not the trainer."""

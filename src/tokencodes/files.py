@@ -1,0 +1,52 @@
+"""Files that appear whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tokencodes.errors import InputError
+
+
+def fsync(path: Path) -> None:
+    """Makes a file's bytes, or a folder's entries, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Temporary file, fsync, replace: a reader sees the old text or the new, never a part."""
+    partial = path.with_name(f".tmp-{path.name}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    fsync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_text` of readable JSON; NaN is refused, because it is not JSON."""
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """The one way in which this project writes a JSON file, so that a changed byte can be told from the value alone."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_json(path: Path) -> Any:
+    """The JSON of a file that must be there; InputError names it if it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: damaged ({error}); take a new copy or make it anew") from None

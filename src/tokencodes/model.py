@@ -1,0 +1,98 @@
+"""transformers' Llama with one module replaced: `model.embed_tokens` is an input interface. Nothing else differs.
+
+So generation, KV cache, PEFT and every tool for Llama work as they are, and "only the input interface differs" can be read in
+this file. Paper: sections "Interfaces", "Body and recipe".
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from tokencodes.codes import InterfaceSpec
+from tokencodes.errors import InputError
+from tokencodes.interfaces import InputInterface, build_interface
+from tokencodes.loss import IGNORE, head_cross_entropy
+
+
+@strict
+class TokenCodeConfig(LlamaConfig):
+    """A Llama configuration with `interface`, a SPEC, and the hash of its codebook (None for a learned table)."""
+
+    model_type = "tokencode"
+
+    interface: str = "learned"
+    codebook_sha256: str | None = None
+    rms_norm_eps: float = 1e-5
+    bos_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """The shapes must fit, and the head must stay its own: a tied head would train the input."""
+        if self.tie_word_embeddings:
+            raise InputError("tie_word_embeddings=True: a tied head would make the input trainable; set it to false")
+        if self.hidden_size % self.num_attention_heads or self.hidden_size // self.num_attention_heads % 2:
+            raise InputError(
+                f"hidden_size {self.hidden_size} over {self.num_attention_heads} heads gives heads of "
+                f"{self.hidden_size / self.num_attention_heads:g}; rotary positions need an even whole number"
+            )
+        super().__post_init__(**kwargs)
+
+
+class TokenCodeForCausalLM(LlamaForCausalLM):
+    """Llama with an untied head and an input interface."""
+
+    config_class = TokenCodeConfig
+    config: TokenCodeConfig
+    _tied_weights_keys: dict[str, str] = {}  # noqa: RUF012 (transformers reads it from the class)
+
+    def __init__(self, config: TokenCodeConfig) -> None:
+        super().__init__(config)
+        spec = InterfaceSpec.parse(config.interface)
+        self.model.embed_tokens = build_interface(spec, config.vocab_size, config.hidden_size)
+        fresh = self.input_interface.describe().codebook_sha256
+        if config.codebook_sha256 not in (None, fresh):
+            raise InputError(
+                f"codebook_sha256 {config.codebook_sha256[:12]} is not that of {str(spec)!r} with {config.vocab_size:,} tokens "
+                f"({str(fresh)[:12]}): the configuration was changed by hand, or made by a version with other codes"
+            )
+        config.codebook_sha256 = fresh
+
+    @property
+    def input_interface(self) -> InputInterface:
+        """The interface, typed."""
+        return self.model.embed_tokens
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # transformers calls this for what a file did not bring; a table's weight then raises in from_pretrained.
+        if isinstance(module, InputInterface):
+            module.reset_buffers()
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers', and stricter: every weight must come from the file, and the codebook must be the spec's."""
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        wrong = [*info["missing_keys"], *(str(key) for key in info["mismatched_keys"]), *info["unexpected_keys"]]
+        if wrong:
+            raise InputError(
+                f"{args[0] if args else 'checkpoint'}: {len(wrong)} weights are missing, superfluous or of another shape "
+                f"({', '.join(sorted(wrong)[:3])}); take a complete copy of the folder"
+            )
+        model.input_interface.check()
+        return (model, info) if output_loading_info else model
+
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor, num_targets: int | None = None) -> Tensor:
+        """Mean cross entropy (nats a target) of targets that are already shifted; -100 does not count.
+
+        num_targets: what to divide the sum by, for a batch that comes in parts; by default this part's own count.
+        """
+        h_BTD = self.model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        total = head_cross_entropy(h_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten())
+        return total / (num_targets if num_targets is not None else (targets_BT != IGNORE).sum())
+
+
+AutoConfig.register("tokencode", TokenCodeConfig)
+AutoModelForCausalLM.register(TokenCodeConfig, TokenCodeForCausalLM)

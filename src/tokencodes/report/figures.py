@@ -1,0 +1,176 @@
+"""The pictures of a report, as SVG text. Each arm has a colour, a dash and a marker, so that grey prints can be read."""
+
+import io
+import itertools
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tokencodes.codes import InterfaceSpec, build_codebook, lift
+from tokencodes.evaluate.statistics import PairedDifference
+from tokencodes.report.results import StudyResult
+
+# Small pages with large type: at a phone's width (about 350 px) a figure is shown at two thirds of its size.
+WIDTH_INCHES = 5.4
+STYLE = {
+    "font.size": 11.5,
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+}
+# Okabe and Ito's colours, ordered so that neighbours differ in lightness too.
+COLOURS = ("#000000", "#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#56B4E9", "#808080")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+@dataclass(frozen=True)
+class Look:
+    """How an arm is drawn."""
+
+    colour: str
+    dash: str | tuple[int, tuple[int, ...]]
+    marker: str
+
+
+def looks(arms: list[str]) -> dict[str, Look]:
+    """A look for each arm, by its place in the study."""
+    return {arm: Look(COLOURS[i % 8], DASHES[i % 8], MARKERS[i % 8]) for i, arm in enumerate(arms)}
+
+
+def svg(figure: Figure, name: str) -> str:
+    """The figure as an <svg> element that fits its place; ids are made from `name`, so that pages can hold several."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.05)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _axes(height: float) -> tuple[Figure, Axes]:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, height))
+        axes = figure.add_subplot()
+    return figure, axes
+
+
+def loss_curves(study: StudyResult) -> str:
+    """Held-out loss against targets, one line a seed; the yardsticks as level lines."""
+    figure, axes = _axes(3.6)
+    for arm, look in looks(study.arms).items():
+        for number, run in enumerate(study.runs[arm].values()):
+            points = [(line["targets"] / 1e3, line["loss"]) for line in run.held_out]
+            x, y = zip(*points, strict=True)
+            axes.plot(
+                x,
+                y,
+                color=look.colour,
+                linestyle=look.dash,
+                marker=look.marker,
+                markersize=5,
+                linewidth=1.4,
+                label=arm if number == 0 else None,
+            )
+    _yardsticks(axes, study, horizontal=True)
+    axes.set_xlabel("targets seen (thousands)")
+    axes.set_ylabel("held-out loss (nats a target)")
+    axes.legend(frameon=False, fontsize=10.5, handlelength=3.2)
+    return svg(figure, "curves")
+
+
+def final_losses(study: StudyResult) -> str:
+    """Every seed a dot, the mean a bar."""
+    arms = study.arms
+    figure, axes = _axes(0.9 + 0.55 * len(arms))
+    for row, (arm, look) in enumerate(looks(arms).items()):
+        values = study.values(arm, "held_out_loss")
+        axes.plot(values, np.full(len(values), row), look.marker, color=look.colour, markersize=7, fillstyle="none", mew=1.6)
+        axes.plot([values.mean()] * 2, [row - 0.28, row + 0.28], color=look.colour, linewidth=2.4)
+        axes.annotate(f"{values.mean():.3f}", (values.mean(), row - 0.3), ha="center", va="bottom", fontsize=10.5)
+    _yardsticks(axes, study, horizontal=False)
+    axes.set_yticks(range(len(arms)), arms)
+    axes.set_ylim(len(arms) - 0.5, -0.75)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("held-out loss (nats a target); lower is better")
+    return svg(figure, "final")
+
+
+def _yardsticks(axes: Axes, study: StudyResult, horizontal: bool) -> None:
+    for name in ("unigram", "bigram"):
+        value = study.yardsticks[name]
+        if horizontal:
+            axes.axhline(value, color="#666666", linewidth=1, linestyle=(0, (2, 2)))
+            axes.annotate(name, (1.0, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=10.5)
+        else:
+            axes.axvline(value, color="#666666", linewidth=1, linestyle=(0, (2, 2)))
+            axes.annotate(
+                name,
+                (value, 0.0),
+                xycoords=("data", "axes fraction"),
+                ha="right",
+                va="bottom",
+                rotation=90,
+                fontsize=10.5,
+            )
+
+
+def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:
+    """Differences to the baseline by seed, with the t interval of their mean where there is one."""
+    figure, axes = _axes(0.9 + 0.55 * len(pairs))
+    drawn = looks(study.arms)
+    for row, pair in enumerate(pairs):
+        look = drawn[pair.arm]
+        count = len(pair.differences)
+        axes.plot(
+            pair.differences,
+            np.full(count, row),
+            look.marker,
+            color=look.colour,
+            markersize=7,
+            fillstyle="none",
+            mew=1.6,
+        )
+        if pair.low is not None and pair.high is not None:
+            axes.plot([pair.low, pair.high], [row + 0.25] * 2, color=look.colour, linewidth=1.6, marker="|", markersize=9)
+            axes.plot([pair.mean], [row + 0.25], look.marker, color=look.colour, markersize=6)
+    axes.axvline(0, color="#000000", linewidth=1)
+    axes.set_yticks(range(len(pairs)), [pair.arm for pair in pairs])
+    axes.set_ylim(len(pairs) - 0.4, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(f"held-out loss minus {study.baseline}'s (nats a target)")
+    return svg(figure, "differences")
+
+
+def codebook(interface: str, vocab_size: int, hidden_size: int, name: str) -> str:
+    """A codebook twice: the bits of the first 64 tokens, and of all tokens in 128 bins; below, the squared norms."""
+    spec = InterfaceSpec.parse(interface)
+    book = build_codebook(spec, vocab_size)
+    first, bins = min(64, vocab_size), min(128, vocab_size)
+    edges = np.linspace(0, vocab_size, bins + 1).astype(int)
+    means = np.stack([book.words_VK[a:b].mean(0) for a, b in itertools.pairwise(edges)])
+    copies_K = np.bincount(lift.columns(spec.lift, book.width, hidden_size), minlength=book.width)
+    values_VK = book.words_VK.astype(np.float64) * (2 if spec.values == "pm1" else 1) - (spec.values == "pm1")
+    norms = (values_VK**2) @ copies_K
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 4.6), layout="constrained")
+        top, middle, bottom = figure.subplots(3, 1, height_ratios=(1, 1, 0.9))
+    look = {"cmap": "Greys", "vmin": 0, "vmax": 1, "aspect": "auto", "interpolation": "nearest", "origin": "lower"}
+    top.imshow(book.words_VK[:first].T, **look, extent=(-0.5, first - 0.5, -0.5, book.width - 0.5))
+    top.set(xlabel=f"token id, the first {first}", ylabel="bit")
+    middle.imshow(means.T, **look, extent=(0, vocab_size, -0.5, book.width - 0.5))
+    middle.set(xlabel=f"token id, all {vocab_size:,} (mean of each bin)", ylabel="bit")
+    for axes in (top, middle):
+        axes.grid(visible=False)
+    levels, counts = np.unique(norms, return_counts=True)
+    width = 0.8 * (np.diff(levels).min() if len(levels) > 1 else 1.0)
+    bottom.bar(levels, counts, width=width, color="#555555")
+    bottom.set(xlabel="squared norm of the input vector", ylabel="tokens")
+    return svg(figure, f"codebook-{name}")

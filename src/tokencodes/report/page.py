@@ -1,0 +1,90 @@
+"""report.html: one self-contained file that opens without a network."""
+
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tokencodes.codes import InterfaceSpec
+from tokencodes.evaluate.statistics import sentence
+from tokencodes.files import write_json, write_text
+from tokencodes.report import figures
+from tokencodes.report.results import StudyResult, read_study_folder
+
+
+def write_report(folder: Path) -> Path:
+    """Reads a study's folder, writes its report.html and summary.json; returns the page's path."""
+    study = read_study_folder(folder)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((files("tokencodes.report") / "page.html.j2").read_text(encoding="utf-8"))
+    page = folder / "report.html"
+    write_text(page, template.render(**_context(study)))
+    write_json(folder / "summary.json", summary(study))
+    return page
+
+
+def summary(study: StudyResult) -> dict[str, Any]:
+    """The report's numbers for a program."""
+    return {
+        "finished": study.finished,
+        "asked": study.asked,
+        "yardsticks": {name: study.yardsticks[name] for name in ("unigram", "bigram")},
+        "arms": {
+            arm: {
+                "interface": study.config["arms"][arm]["interface"],
+                "seeds": list(study.runs[arm]),
+                "held_out_loss": study.values(arm, "held_out_loss").tolist(),
+                "mean_held_out_loss": float(study.values(arm, "held_out_loss").mean()),
+                "mean_bits_per_byte": float(study.values(arm, "bits_per_byte").mean()),
+            }
+            for arm in study.arms
+        },
+        "pairs": [{**asdict(pair), "sentence": sentence(pair)} for pair in study.pairs()],
+    }
+
+
+def _context(study: StudyResult) -> dict[str, Any]:
+    pairs = study.pairs()
+    one = next(iter(study.runs[study.arms[0]].values()))
+    specs = {arm: InterfaceSpec.parse(study.config["arms"][arm]["interface"]) for arm in study.arms}
+    model = study.config["model"]
+    return {
+        "study": study,
+        "config": study.config,
+        "facts": study.facts,
+        "environment": one.result["environment"],
+        "result": one.result,
+        "rows": [_row(study, arm) for arm in study.arms],
+        "pairs": pairs,
+        "sentences": [sentence(pair) for pair in pairs],
+        "curves": figures.loss_curves(study),
+        "final": figures.final_losses(study),
+        "differences": figures.differences(study, pairs) if pairs else None,
+        "codebooks": {
+            arm: figures.codebook(str(spec), study.facts["dataset"]["vocab_size"], model["hidden_size"], arm)
+            for arm, spec in specs.items()
+            if not spec.learned
+        },
+        "samples": {arm: _first_sample(study, arm) for arm in study.arms},
+        "beaten": [arm for arm in study.arms if study.values(arm, "held_out_loss").mean() < study.yardsticks["bigram"]],
+    }
+
+
+def _row(study: StudyResult, arm: str) -> dict[str, Any]:
+    losses = study.values(arm, "held_out_loss")
+    seconds, targets = study.values(arm, "seconds"), study.values(arm, "targets")
+    return {
+        "arm": arm,
+        "mean": float(losses.mean()),
+        "values": ", ".join(f"{value:.3f}" for value in losses),
+        "bits": float(study.values(arm, "bits_per_byte").mean()),
+        "perplexity": float(study.values(arm, "perplexity").mean()),
+        "below_unigram": study.yardsticks["unigram"] - float(losses.mean()),
+        "speed": float((targets / seconds).mean()),
+    }
+
+
+def _first_sample(study: StudyResult, arm: str) -> dict[str, Any] | None:
+    return next((run.sample for run in study.runs[arm].values() if run.sample), None)

@@ -1,0 +1,94 @@
+"""A study's folder as values: what was asked, what is finished, and the statistics of it."""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokencodes.errors import InputError
+from tokencodes.evaluate.statistics import PairedDifference, paired_difference
+from tokencodes.files import read_json
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One finished run: result.json, its metrics by kind, its sample (None if none was drawn)."""
+
+    result: dict[str, Any]
+    updates: list[dict[str, Any]]
+    held_out: list[dict[str, Any]]
+    sample: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """A study: configuration as told, facts, yardsticks, and finished runs by arm and seed, in the study's order."""
+
+    folder: Path
+    config: dict[str, Any]
+    facts: dict[str, Any]
+    yardsticks: dict[str, float]
+    runs: dict[str, dict[int, RunResult]]
+
+    @property
+    def arms(self) -> list[str]:
+        """Arms with at least one finished run."""
+        return [arm for arm, seeds in self.runs.items() if seeds]
+
+    @property
+    def asked(self) -> int:
+        """How many runs the study has."""
+        return len(self.config["arms"]) * len(self.config["study"]["seeds"])
+
+    @property
+    def finished(self) -> int:
+        """How many of them are done."""
+        return sum(len(seeds) for seeds in self.runs.values())
+
+    @property
+    def baseline(self) -> str:
+        """The arm that the others are compared with."""
+        return str(self.config["study"]["baseline"])
+
+    def values(self, arm: str, key: str) -> np.ndarray:
+        """One number of each finished run of an arm, in seed order."""
+        return np.array([run.result[key] for run in self.runs[arm].values()], dtype=np.float64)
+
+    def pairs(self) -> list[PairedDifference]:
+        """Held-out loss of each other arm against the baseline, paired by seed."""
+        losses = {
+            arm: {seed: float(run.result["held_out_loss"]) for seed, run in seeds.items()} for arm, seeds in self.runs.items()
+        }
+        found = (paired_difference(arm, self.baseline, losses) for arm in self.arms if arm != self.baseline)
+        return [pair for pair in found if pair is not None]
+
+
+def read_study_folder(folder: Path) -> StudyResult:
+    """Reads a study; InputError if it is none, or has no finished run."""
+    saved = folder / "study.toml"
+    if not saved.is_file():
+        raise InputError(f"{folder}: no study.toml, so not a study's folder; make one by `tokencodes compare`")
+    config = tomllib.loads(saved.read_text(encoding="utf-8"))
+    runs: dict[str, dict[int, RunResult]] = {arm: {} for arm in config["arms"]}
+    for arm, seeds in runs.items():
+        for seed in config["study"]["seeds"]:
+            run = folder / arm / f"seed-{seed}"
+            if (run / "result.json").is_file():
+                seeds[seed] = _read_run(run)
+    if not any(runs.values()):
+        raise InputError(f"{folder}: no run is finished; repeat the `tokencodes compare` command that made it")
+    return StudyResult(folder, config, read_json(folder / "facts.json"), read_json(folder / "yardsticks.json"), runs)
+
+
+def _read_run(folder: Path) -> RunResult:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    sample = folder / "sample.json"
+    return RunResult(
+        read_json(folder / "result.json"),
+        [line for line in lines if line["kind"] == "update"],
+        [line for line in lines if line["kind"] == "heldout"],
+        read_json(sample) if sample.is_file() else None,
+    )

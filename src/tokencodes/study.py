@@ -1,0 +1,125 @@
+"""Arms × seeds: what `compare` runs. Seeds are the outer loop, so that a study stopped early holds matched pairs.
+
+Leaves STUDY/study.toml, tokenizer.json, data/, yardsticks.json, ARM/seed-N/ (config.toml, metrics.jsonl, checkpoints/, model/,
+result.json, sample.json) and report.html. Repeating the command goes on where it was stopped.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from transformers import AutoTokenizer
+
+from tokencodes.data.shards import Dataset
+from tokencodes.data.windows import held_out_windows
+from tokencodes.errors import InputError
+from tokencodes.evaluate.ngram import fit_and_score
+from tokencodes.files import read_json, write_json, write_text
+from tokencodes.model import TokenCodeForCausalLM
+from tokencodes.train.account import account
+from tokencodes.train.config import RunConfig, StudyConfig
+from tokencodes.train.corpus import open_dataset
+from tokencodes.train.loop import Stop, train
+from tokencodes.train.metrics import Observer
+
+SAMPLE_TOKENS = 80
+SAMPLE_PROMPT_TOKENS = 16
+
+
+def runs(study: StudyConfig) -> Iterator[tuple[RunConfig, str]]:
+    """Every run of a study with its folder's name, in the order they are trained."""
+    for seed in study.study.seeds:
+        for arm in study.arms:
+            yield study.run(arm, seed), f"{arm}/seed-{seed}"
+
+
+def compare(study: StudyConfig, out: Path, observer: Observer, stop: Stop | None = None) -> bool:
+    """Trains what is missing; True if every run is done. InputError if `out` holds another study."""
+    stop = stop or Stop()
+    _claim(out, study)
+    dataset = open_dataset(study.data, out, observer.say)
+    held_out = held_out_windows(dataset, study.model.context, study.heldout.windows)
+    if not (out / "yardsticks.json").is_file():
+        losses = fit_and_score(dataset, held_out.ids_NT1)
+        write_json(out / "yardsticks.json", {**asdict(losses), "held_out_sha256": held_out.sha256})
+    write_json(out / "facts.json", _facts(study, dataset))
+    for run, name in runs(study):
+        result = train(run, dataset, out / name, observer, stop)
+        if result is None:
+            return False
+        if result["held_out_sha256"] != held_out.sha256:
+            raise InputError(f"{out / name}: measured on other held-out windows; remove the folder and repeat the command")
+        if not (out / name / "sample.json").is_file():
+            prompt = held_out.ids_NT1[len(held_out.ids_NT1) // 2, :SAMPLE_PROMPT_TOKENS].tolist()
+            write_json(out / name / "sample.json", sample(out / name / "model", prompt, run.seed))
+    return True
+
+
+def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
+    """Text that a model goes on with after a held-out prompt: drawn at temperature 0.8 from the 50 likeliest."""
+    model = TokenCodeForCausalLM.from_pretrained(model_folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    torch.manual_seed(seed)
+    ids = torch.tensor([prompt])
+    drawn = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=SAMPLE_TOKENS,
+        do_sample=True,
+        temperature=0.8,
+        top_k=50,
+        pad_token_id=0,
+    )[0].tolist()
+    return {
+        "prompt": tokenizer.decode(prompt),
+        "continuation": tokenizer.decode(drawn[len(prompt) :], skip_special_tokens=True),
+        "temperature": 0.8,
+        "top_k": 50,
+        "seed": seed,
+    }
+
+
+def _claim(out: Path, study: StudyConfig) -> None:
+    saved = out / "study.toml"
+    text = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
+    if saved.is_file():
+        if saved.read_text(encoding="utf-8") != text:
+            raise InputError(f"{out}: holds a study of another configuration (see study.toml there); choose another --out")
+        return
+    if out.is_dir() and any(out.iterdir()):
+        raise InputError(f"{out}: neither empty nor a study's folder; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(saved, text)
+
+
+def _facts(study: StudyConfig, dataset: Dataset) -> dict[str, Any]:
+    """What the report needs beyond results: accounts of the arms and of the dataset."""
+    sides = {
+        side: {
+            "documents": sum(len(shard.lengths) for shard in dataset.shards(side)),
+            "tokens": sum(int(shard.lengths.sum()) for shard in dataset.shards(side)),
+        }
+        for side in ("train", "validation")
+    }
+    return {
+        "account": account(study),
+        "dataset": {
+            "fingerprint": dataset.fingerprint,
+            "tokenizer_sha256": dataset.manifest["tokenizer_sha256"],
+            "vocab_size": dataset.vocab_size,
+            "inputs": [source["input"]["file"] for source in dataset.manifest["sources"]],
+            **sides,
+        },
+    }
+
+
+def load_results(out: Path, study: StudyConfig) -> dict[str, dict[int, dict[str, Any]]]:
+    """Finished results: arm -> seed -> result.json."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for run, name in runs(study):
+        if (out / name / "result.json").is_file():
+            found.setdefault(run.arm, {})[run.seed] = read_json(out / name / "result.json")
+    return found

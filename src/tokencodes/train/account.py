@@ -1,0 +1,77 @@
+"""Parameters, buffers, memory and arithmetic of every arm, counted on the meta device: no weight is allocated.
+
+Counts are asserted to sum. FLOPs a target, forward and backward: 6 × parameters of the matrices that are multiplied (body and
+head; a table look-up multiplies nothing) + causal attention, 6 L d (T + 1): scores and values, each 2 d multiply-adds a
+visible position, (T + 1) / 2 of them on average, times 3 for forward and backward. Recomputation is not counted.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from tokencodes.train.config import RunConfig, StudyConfig
+from tokencodes.train.loop import build_model
+
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Account:
+    """One arm. Parameters and buffers in entries, memory in bytes (float32 training state), FLOPs a target."""
+
+    interface: str
+    input_parameters: int
+    body_parameters: int
+    head_parameters: int
+    total_parameters: int
+    buffer_entries: int
+    buffer_bytes: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    flops_per_target: int
+    updates: int
+    targets: int
+    spec_sha256: str
+    codebook_sha256: str | None
+    rank: int | None
+    squared_norm_mean: float | None
+
+
+def account_run(run: RunConfig) -> Account:
+    """The account of one run."""
+    with torch.device("meta"):
+        model = build_model(run)
+    facts = model.input_interface.describe()
+    head = model.lm_head.weight.numel()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    body = sum(p.numel() for layer in (*model.model.layers, model.model.norm) for p in layer.parameters())
+    if facts.trainable_parameters + body + head != total:
+        raise AssertionError(f"{facts.trainable_parameters} + {body} + {head} parameters are not {total}")
+    matrices = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2) + head
+    attention = 6 * run.model.num_hidden_layers * run.model.hidden_size * (run.model.context + 1)
+    return Account(
+        interface=facts.spec,
+        input_parameters=facts.trainable_parameters,
+        body_parameters=body,
+        head_parameters=head,
+        total_parameters=total,
+        buffer_entries=facts.buffer_entries,
+        buffer_bytes=facts.buffer_bytes,
+        weight_bytes=FLOAT32 * total,
+        gradient_bytes=FLOAT32 * total,
+        optimizer_bytes=2 * FLOAT32 * total,
+        flops_per_target=6 * matrices + attention,
+        updates=run.updates,
+        targets=run.updates * run.targets_per_update,
+        spec_sha256=facts.spec_sha256,
+        codebook_sha256=facts.codebook_sha256,
+        rank=facts.rank,
+        squared_norm_mean=facts.squared_norm_mean,
+    )
+
+
+def account(study: StudyConfig) -> dict[str, dict[str, Any]]:
+    """The account of each arm, by name."""
+    return {arm: asdict(account_run(study.run(arm, study.study.seeds[0]))) for arm in study.arms}

@@ -1,0 +1,197 @@
+"""What a study and a run are: frozen, typed, written as one TOML.
+
+A study is arms × seeds; a run is one arm and one seed with every number resolved. Only the interface, the seed and an arm's
+declared optimizer overrides may differ between the runs of a study: that is what makes the arms matched.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tokencodes.codes import InterfaceSpec
+from tokencodes.errors import InputError
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class Section(BaseModel):
+    """A frozen group of values; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class DataConfig(Section):
+    """Either `dataset`, a prepared folder, or `inputs`, which are prepared into the output folder."""
+
+    dataset: str | None = None
+    inputs: tuple[str, ...] = ()  # files and folders; `embedded:NAME` is a corpus in the package
+    tokenizer: str = "train"  # a tokenizer.json, or "train": a byte-level BPE of the training documents
+    vocab_size: Positive
+    validation: Share = 0.001
+    split_seed: Seed = 0
+
+
+class ModelConfig(Section):
+    """The body. Names are transformers' Llama's; `context` is T."""
+
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    context: Positive
+    rope_theta: PositiveFloat = 10_000.0
+    rms_norm_eps: PositiveFloat = 1e-5
+    init_std: PositiveFloat = 0.02  # of the body's and the head's matrices; the paper's, at width 2048
+    tie_word_embeddings: bool = False
+
+    @model_validator(mode="after")
+    def _shapes(self) -> Self:
+        if self.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings = true would make the input trainable; set it to false")
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} over {self.num_attention_heads} heads: rotary positions need heads of an "
+                "even whole width"
+            )
+        return self
+
+
+class OptimizerConfig(Section):
+    """AdamW, linear warm-up, cosine over a configured length, then the minimum. Defaults are the paper's."""
+
+    peak_lr: PositiveFloat = 1.5e-4
+    min_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-5
+    warmup_updates: NotNegative = 2_000
+    schedule_updates: Positive = 382_500
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: PositiveFloat = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+    clip: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.min_lr > self.peak_lr:
+            raise ValueError(f"min_lr {self.min_lr:g} is above peak_lr {self.peak_lr:g}")
+        if self.warmup_updates >= self.schedule_updates:
+            raise ValueError(f"warmup_updates {self.warmup_updates} must be below schedule_updates {self.schedule_updates}")
+        return self
+
+
+class BatchConfig(Section):
+    """One update sees `windows_per_update` windows, cut into microbatches; streams and visits are the sampler's."""
+
+    windows_per_update: Positive = 128  # 2 GPUs × 8 sequences × 8 accumulation
+    microbatch_windows: Positive = 8
+    streams: Positive = 2  # the paper's two ranks
+    windows_per_visit: Positive = 8_192  # 1,024 microbatches of 8 a rank and shard
+
+
+class BudgetConfig(Section):
+    """Training ends at the first update boundary at which the counter has reached `targets`; repeats count."""
+
+    targets: Positive
+
+
+class HeldOutConfig(Section):
+    """Held-out loss on one frozen set of windows: every `every` updates (0: only at the end), and at the end."""
+
+    windows: Positive = 256
+    every: NotNegative = 0
+
+
+class CheckpointConfig(Section):
+    """A checkpoint every `every` updates (0: only at the end) and at the end; the newest `keep` stay."""
+
+    every: NotNegative = 0
+    keep: Positive = 2
+
+
+class Recipe(Section):
+    """All that the arms of a study share."""
+
+    data: DataConfig
+    model: ModelConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig = BatchConfig()
+    budget: BudgetConfig
+    heldout: HeldOutConfig = HeldOutConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def targets_per_update(self) -> int:
+        """G × T."""
+        return self.batch.windows_per_update * self.model.context
+
+    @property
+    def updates(self) -> int:
+        """Update boundaries until the budget is reached."""
+        return -(-self.budget.targets // self.targets_per_update)
+
+
+class RunConfig(Recipe):
+    """One run."""
+
+    arm: str
+    interface: str
+    seed: Seed
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        spec = InterfaceSpec.parse(self.interface)
+        if not spec.learned and self.model.hidden_size < spec.code_width(self.data.vocab_size):
+            raise ValueError(
+                f"model.hidden_size {self.model.hidden_size} is below the code width "
+                f"{spec.code_width(self.data.vocab_size)} of {self.interface!r}"
+            )
+        return self
+
+
+class ArmConfig(Section):
+    """One interface, and what its recipe changes (optimizer keys only, shown in the report)."""
+
+    interface: str
+    overrides: dict[str, float | int] = {}
+
+
+class StudyKeys(Section):
+    """Run seeds, and the arm that the others are compared with."""
+
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (1,)
+    baseline: str = "learned"
+
+
+class StudyConfig(Recipe):
+    """Arms × seeds."""
+
+    study: StudyKeys = StudyKeys()
+    arms: Annotated[dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")], ArmConfig], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(set(self.study.seeds)) != len(self.study.seeds):
+            raise ValueError(f"study.seeds {list(self.study.seeds)} has a seed twice")
+        if self.study.baseline not in self.arms:
+            raise ValueError(f"study.baseline {self.study.baseline!r} is not among the arms: {', '.join(self.arms)}")
+        for arm in self.arms:
+            self.run(arm, self.study.seeds[0])
+        return self
+
+    def run(self, arm: str, seed: int) -> RunConfig:
+        """The run of one arm and one seed."""
+        if arm not in self.arms:
+            raise InputError(f"arm {arm!r} is not in this preset; it has {', '.join(self.arms)}")
+        told: dict[str, Any] = {name: getattr(self, name) for name in Recipe.model_fields}
+        chosen = self.arms[arm]
+        for key in chosen.overrides:
+            if key not in OptimizerConfig.model_fields:
+                raise ValueError(
+                    f"arms.{arm}.overrides.{key}: only optimizer keys may differ between arms, or they are not matched: "
+                    f"{', '.join(OptimizerConfig.model_fields)}"
+                )
+        told["optimizer"] = OptimizerConfig(**{**self.optimizer.model_dump(), **chosen.overrides})
+        return RunConfig(arm=arm, interface=chosen.interface, seed=seed, **told)

@@ -1,0 +1,271 @@
+"""The updates of one run, from its configuration to its last checkpoint.
+
+Update u takes the windows [u·G, (u+1)·G) of the sampler, so a run is a pure function of its configuration and dataset:
+stopped anywhere and repeated, it ends in the same bits (float32, one machine, one thread count).
+"""
+
+import math
+import platform
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from tokencodes import checkpoint
+from tokencodes.checkpoint import Stage, TrainState
+from tokencodes.data.sampler import PaperSampler
+from tokencodes.data.shards import Dataset
+from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
+from tokencodes.errors import CheckFailed, InputError
+from tokencodes.files import read_json, write_json
+from tokencodes.init import initialise
+from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
+from tokencodes.train.config import RunConfig
+from tokencodes.train.heldout import held_out_loss, window_loss
+from tokencodes.train.metrics import HeldOutRecord, MetricsFile, Observer, StepRecord
+from tokencodes.train.optimizer import build_optimizer, learning_rate
+from tokencodes.train.settings import difference, read_run, write_run
+
+
+@dataclass
+class Stop:
+    """Set by Ctrl-C or SIGTERM, read at update boundaries."""
+
+    asked: bool = False
+
+    @contextmanager
+    def listen(self) -> Iterator["Stop"]:
+        """The first signal asks for a stop at the next boundary; a second Ctrl-C ends the program as usual."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.asked = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def build_model(run: RunConfig) -> TokenCodeForCausalLM:
+    """The model of a run, not yet drawn; under `torch.device("meta")` it takes no memory."""
+    told = run.model.model_dump(exclude={"context", "rope_theta", "init_std"})
+    config = TokenCodeConfig(
+        **told,
+        vocab_size=run.data.vocab_size,
+        max_position_embeddings=run.model.context,
+        rope_parameters={"rope_type": "default", "rope_theta": run.model.rope_theta},
+        initializer_range=run.model.init_std,
+        interface=run.interface,
+    )
+    return TokenCodeForCausalLM(config)
+
+
+class Trainer:
+    """One run: model, optimizer, data and counters. `run()` trains it to its budget, or to a stop."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        dataset: Dataset,
+        out: Path,
+        observer: Observer,
+        stop: Stop | None = None,
+        on_stage: Stage = lambda name: None,
+    ) -> None:
+        dataset.require(run.data.vocab_size)
+        self.config, self.dataset, self.out, self.observer = run, dataset, out, observer
+        self.stop, self.on_stage = stop or Stop(), on_stage
+        self._claim_folder()
+        self.shards = dataset.shards("train")
+        batch = run.batch
+        self.sampler = PaperSampler(self.shards, run.model.context, run.seed, batch.streams, batch.windows_per_visit)
+        self.held_out: HeldOut = held_out_windows(dataset, run.model.context, run.heldout.windows)
+        self.model = build_model(run).train()
+        initialise(self.model, run.seed)
+        self.optimizer = build_optimizer(self.model, run.optimizer)
+        self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.manifest["tokenizer_sha256"])
+        self._last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)
+        self._resume()
+
+    def _claim_folder(self) -> None:
+        """A folder belongs to one configuration for good."""
+        saved = self.out / "config.toml"
+        if saved.is_file():
+            differs = difference(read_run(saved), self.config)
+            if differs:
+                raise InputError(f"{self.out}: made from another configuration ({differs}); choose another --out")
+            return
+        if self.out.is_dir() and any(path.name != "data" and path.name != "tokenizer.json" for path in self.out.iterdir()):
+            raise InputError(f"{self.out}: neither empty nor a run's folder; choose another --out")
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_run(saved, self.config)
+
+    def _resume(self) -> None:
+        newest = checkpoint.newest_intact(self.out / "checkpoints", self.observer.say)
+        if newest is None:
+            return
+        told = checkpoint.read_state(newest)
+        if told.dataset_fingerprint != self.dataset.fingerprint:
+            raise InputError(
+                f"{newest}: trained on another dataset (fingerprint {told.dataset_fingerprint[:12]}, here "
+                f"{self.dataset.fingerprint[:12]}); give that dataset, or choose another --out"
+            )
+        self.state = checkpoint.restore(newest, self.model, self.optimizer)
+        self._last_ids = np.load(newest / "last_update.npy")
+
+    def window_ids(self, update: int) -> np.ndarray:
+        """The ids int64[G, T + 1] that update 0, 1, ... takes."""
+        size = self.config.batch.windows_per_update
+        return read_windows(self.shards, self.sampler, np.arange(update * size, (update + 1) * size, dtype=np.int64))
+
+    def run(self) -> bool:
+        """Trains until the budget or a stop; True if the budget was reached. Every stop leaves a checkpoint."""
+        config, updates = self.config, self.config.updates
+        metrics = MetricsFile(self.out / "metrics.jsonl", self.state.update)
+        self.observer.begin(f"{config.arm} seed {config.seed}", self.state.update, updates)
+        if self.state.update:
+            self.observer.say(f"{config.arm} seed {config.seed}: going on after update {self.state.update}")
+        try:
+            if self.state.update == 0:
+                self._measure(metrics)
+            while self.state.targets < config.budget.targets and not self.stop.asked:
+                record = self._update()
+                metrics.write(record)
+                self.observer.record(record)
+                done = self.state.targets >= config.budget.targets
+                if done or (config.heldout.every and record.update % config.heldout.every == 0):
+                    self._measure(metrics)
+                if done or self.stop.asked or (config.checkpoint.every and record.update % config.checkpoint.every == 0):
+                    self._save()
+        finally:
+            metrics.close()
+            self.observer.end()
+        return self.state.targets >= config.budget.targets
+
+    def _update(self) -> StepRecord:
+        """One update: forward and backward of every microbatch, clip, step. Nothing non-finite reaches the weights."""
+        config, began = self.config, time.perf_counter()
+        ids = self.window_ids(self.state.update)
+        windows = torch.from_numpy(ids)
+        targets = windows[:, 1:].numel()
+        loss = 0.0
+        for part in windows.split(config.batch.microbatch_windows):
+            part_loss = self.model.loss(part[:, :-1], part[:, 1:], num_targets=targets)
+            part_loss.backward()
+            loss += float(part_loss.detach())
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.clip))
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            size = config.batch.windows_per_update
+            first = self.state.update * size
+            raise CheckFailed(
+                f"{self.out}: loss {loss} and gradient norm {norm} in update {self.state.update + 1} (windows {first} to "
+                f"{first + size - 1}); the weights before it are in the last checkpoint. Lower optimizer.peak_lr, or look "
+                "at these windows"
+            )
+        lr = learning_rate(self.state.update, config.optimizer)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        seconds = time.perf_counter() - began
+        self.state = replace(
+            self.state,
+            update=self.state.update + 1,
+            targets=self.state.targets + targets,
+            seconds=self.state.seconds + seconds,
+            last_loss=loss,
+        )
+        self._last_ids = ids
+        return StepRecord(self.state.update, self.state.targets, loss, lr, norm, seconds)
+
+    def _measure(self, metrics: MetricsFile) -> None:
+        loss = held_out_loss(self.model, self.held_out, self.config.batch.microbatch_windows)
+        record = HeldOutRecord(self.state.update, self.state.targets, loss)
+        metrics.write(record)
+        self.observer.record(record)
+
+    def _save(self) -> None:
+        replay = window_loss(self.model, torch.from_numpy(self._last_ids), self.config.batch.microbatch_windows)
+        self.state = replace(self.state, replay_loss=replay)
+        folder, keep = self.out / "checkpoints", self.config.checkpoint.keep
+        checkpoint.save(folder, self.model, self.optimizer, self.state, self._last_ids, keep, self.on_stage)
+
+
+def finish(trainer: Trainer) -> dict[str, Any]:
+    """After the last update: the model as a Hugging Face folder, and result.json, whose presence means "done"."""
+    trainer.model.save_pretrained(trainer.out / "model")
+    tokenizer = trainer.dataset.tokenizer
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer.path), bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+    )
+    fast.save_pretrained(trainer.out / "model")
+    config, state, held_out = trainer.config, trainer.state, trainer.held_out
+    loss = held_out_loss(trainer.model, held_out, config.batch.microbatch_windows)
+    result = {
+        "arm": config.arm,
+        "seed": config.seed,
+        "interface": config.interface,
+        "updates": state.update,
+        "targets": state.targets,
+        "held_out_loss": loss,
+        "bits_per_byte": held_out.bits_per_byte(loss),
+        "perplexity": math.exp(loss),
+        "held_out_targets": held_out.targets,
+        "held_out_bytes": held_out.target_bytes,
+        "held_out_sha256": held_out.sha256,
+        "dataset_fingerprint": trainer.dataset.fingerprint,
+        "seconds": state.seconds,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "environment": environment(),
+    }
+    write_json(trainer.out / "result.json", result)
+    return result
+
+
+def train(run: RunConfig, dataset: Dataset, out: Path, observer: Observer, stop: Stop | None = None) -> dict[str, Any] | None:
+    """One run to its end: its result, or None if it was stopped (repeating the call goes on)."""
+    done = out / "result.json"
+    if done.is_file():
+        differs = difference(read_run(out / "config.toml"), run)
+        if differs:
+            raise InputError(f"{out}: made from another configuration ({differs}); choose another --out")
+        result: dict[str, Any] = read_json(done)
+        return result
+    trainer = Trainer(run, dataset, out, observer, stop)
+    return finish(trainer) if trainer.run() else None
+
+
+def environment() -> dict[str, str | int]:
+    """What the numbers were computed with."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "device": "cpu",
+        "dtype": "float32",
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"

@@ -1,0 +1,160 @@
+"""What a run writes down and shows: metrics.jsonl is the truth; a person sees a progress bar, or plain lines in a log."""
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from tokencodes.files import write_text
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One update. Loss in nats a target before the update; gradient norm before clipping; seconds of the update alone."""
+
+    update: int  # updates done, this one included
+    targets: int  # targets processed, this update's included
+    loss: float
+    lr: float
+    grad_norm: float
+    seconds: float
+    kind: str = "update"
+
+
+@dataclass(frozen=True)
+class HeldOutRecord:
+    """Held-out loss (nats a target) after `update` updates."""
+
+    update: int
+    targets: int
+    loss: float
+    kind: str = "heldout"
+
+
+Record = StepRecord | HeldOutRecord
+
+
+class MetricsFile:
+    """metrics.jsonl: one record a line, appended and flushed; on resume, lines after the checkpoint are dropped first."""
+
+    def __init__(self, path: Path, resume_update: int) -> None:
+        kept = [line for line in read_metrics_lines(path) if line["update"] <= resume_update]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        """Appends one record."""
+        self._file.write(json.dumps(asdict(record), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.close()
+
+
+def read_metrics_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a run; a last line that a kill cut short is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    whole = lines[:-1]  # what follows the last line break was not finished
+    return [json.loads(line) for line in whole if line]
+
+
+class Observer(Protocol):
+    """Who is told what happens. It must not change anything."""
+
+    def begin(self, name: str, update: int, updates: int) -> None:
+        """A run starts, or goes on from `update`."""
+
+    def record(self, record: Record) -> None:
+        """A record was written."""
+
+    def say(self, line: str) -> None:
+        """A line for a person."""
+
+    def end(self) -> None:
+        """The run has stopped."""
+
+
+class Silent:
+    """Shows nothing: for --json and for tests."""
+
+    def begin(self, name: str, update: int, updates: int) -> None:
+        """Nothing."""
+
+    def record(self, record: Record) -> None:
+        """Nothing."""
+
+    def say(self, line: str) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+class Terminal:
+    """A progress bar where someone is looking, a plain line every 20 seconds where not. Writes to standard error."""
+
+    PLAIN_SECONDS = 20.0
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._name, self._updates, self._last_line = "", 0, 0.0
+        self._rate: float | None = None
+        self._before, self._held_out = 0, ""
+
+    def begin(self, name: str, update: int, updates: int) -> None:
+        """Starts a bar."""
+        self._name, self._updates, self._rate, self._held_out = name, updates, None, ""
+        self._last_line = time.monotonic()
+        if not self._console.is_terminal:
+            return
+        columns = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed}/{task.total}  {task.fields[told]}"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=self._console)
+        self._task = self._progress.add_task(name, total=updates, completed=update, told="")
+        self._progress.start()
+
+    def record(self, record: Record) -> None:
+        """Moves the bar, or prints a line now and then."""
+        if isinstance(record, HeldOutRecord):
+            self._held_out = f"  held-out {record.loss:.3f}"
+            return
+        rate = (record.targets - self._before) / record.seconds if self._before else None
+        self._before = record.targets
+        if rate is not None:
+            self._rate = rate if self._rate is None else 0.9 * self._rate + 0.1 * rate
+        speed = f"  {self._rate:,.0f} targets/s" if self._rate else ""
+        told = f"loss {record.loss:.3f}{self._held_out}{speed}"
+        if self._progress is not None:
+            self._progress.update(self._task, completed=record.update, told=told)
+        elif time.monotonic() - self._last_line >= self.PLAIN_SECONDS:
+            self._last_line = time.monotonic()
+            left = (self._updates - record.update) * record.seconds
+            self.say(f"{self._name}: update {record.update}/{self._updates}  {told}  about {left:.0f} s left")
+
+    def say(self, line: str) -> None:
+        """A line above the bar."""
+        if self._progress is not None:
+            self._progress.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Stops the bar."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        self._before = 0

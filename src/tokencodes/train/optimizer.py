@@ -1,0 +1,41 @@
+"""AdamW with the paper's decay rule, and its schedule."""
+
+import math
+
+import torch
+
+from tokencodes.model import TokenCodeForCausalLM
+from tokencodes.train.config import OptimizerConfig
+
+
+def decay_groups(model: TokenCodeForCausalLM) -> dict[str, list[str]]:
+    """Names of the parameters that decay (matrices, a learned table among them) and that do not (one-dimensional)."""
+    groups: dict[str, list[str]] = {"decay": [], "no_decay": []}
+    for name, parameter in model.named_parameters():
+        groups["decay" if parameter.dim() >= 2 else "no_decay"].append(name)
+    return groups
+
+
+def build_optimizer(model: TokenCodeForCausalLM, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over the two groups; the learning rate is set before each update."""
+    parameters = dict(model.named_parameters())
+    groups = decay_groups(model)
+    return torch.optim.AdamW(
+        [
+            {"params": [parameters[name] for name in groups["decay"]], "weight_decay": config.weight_decay},
+            {"params": [parameters[name] for name in groups["no_decay"]], "weight_decay": 0.0},
+        ],
+        lr=config.peak_lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
+    )
+
+
+def learning_rate(update: int, config: OptimizerConfig) -> float:
+    """Learning rate of update 0, 1, ...: linear from peak / warm-up to peak, cosine to the minimum, then the minimum."""
+    if update < config.warmup_updates:
+        return config.peak_lr * (update + 1) / config.warmup_updates
+    span = config.schedule_updates - config.warmup_updates
+    progress = min(1.0, (update - config.warmup_updates) / span)
+    return config.min_lr + (config.peak_lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,145 @@
+"""Reading a configuration: preset file, then `--set a.b=c`, each value with its origin; errors name the key and the way out."""
+
+import tomllib
+import types
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from tokencodes.errors import InputError, nearest
+from tokencodes.files import write_text
+from tokencodes.train.config import RunConfig, StudyConfig
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def preset_names() -> list[str]:
+    """The presets in the package."""
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in (files("tokencodes") / "presets").iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def read_study(preset: str, sets: list[str]) -> tuple[StudyConfig, dict[str, str]]:
+    """The study of a preset (a name, or a TOML file) with overrides, and the origin of each dotted key."""
+    text, origin = _preset_text(preset)
+    try:
+        told = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{origin}: not TOML ({error})") from None
+    origins = dict.fromkeys(flatten(told), origin)
+    for assignment in sets:
+        key, value = _assignment(assignment)
+        _put(told, key, value, assignment)
+        origins[key] = f"--set {assignment}"
+    study = validate(StudyConfig, told, origin)
+    return study, {key: origins.get(key, "default") for key in flatten(study.model_dump(exclude_none=True))}
+
+
+def write_run(path: Path, run: RunConfig) -> None:
+    """Saves a run's resolved configuration as TOML."""
+    write_text(path, tomli_w.dumps(run.model_dump(mode="json", exclude_none=True)))
+
+
+def read_run(path: Path) -> RunConfig:
+    """A run's saved configuration."""
+    try:
+        return validate(RunConfig, tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; is this the folder of a run?") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not TOML ({error})") from None
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables -> dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(inner, dict) and inner:
+            flat |= flatten(inner, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = inner
+    return flat
+
+
+def validate(model: type[Model], told: dict[str, Any], origin: str) -> Model:
+    """pydantic's check, its first complaint as one line with the dotted key, the value and the origin."""
+    unknown = _unknown(model, told)
+    if unknown:
+        key, known = unknown
+        raise InputError(f"{origin}: unknown key {key!r}; {nearest(key.rpartition('.')[2], known)}")
+    try:
+        return model.model_validate(told)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if isinstance(first.get("ctx", {}).get("error"), InputError):
+            raise InputError(f"{origin}: {first['ctx']['error']}") from None
+        place = ".".join(str(part) for part in first["loc"] if part != "[key]")
+        message = first["msg"].removeprefix("Value error, ")
+        given = "" if isinstance(first["input"], dict | BaseModel) else f" = {first['input']!r}"
+        raise InputError(f"{origin}: {place}{given}: {message}" if place else f"{origin}: {message}") from None
+
+
+def difference(saved: RunConfig, asked: RunConfig) -> str | None:
+    """The first dotted key in which two runs differ, with both values; None if they are the same."""
+    old, new = (flatten(config.model_dump(mode="json")) for config in (saved, asked))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            return f"{key} is {old.get(key)!r} there, {new.get(key)!r} asked for"
+    return None
+
+
+def _preset_text(preset: str) -> tuple[str, str]:
+    path = Path(preset)
+    if preset in preset_names():
+        return (files("tokencodes") / "presets" / f"{preset}.toml").read_text(encoding="utf-8"), f"preset {preset}"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8"), str(path)
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: not UTF-8, so not a TOML preset") from None
+    hint = nearest(preset, preset_names())
+    raise InputError(f"{preset!r} is neither a preset nor a TOML file; {hint}")
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {text!r}: write it as section.key=value")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value  # a bare word is a string
+
+
+def _put(told: dict[str, Any], dotted: str, value: Any, assignment: str) -> None:
+    *path, last = dotted.split(".")
+    for part in path:
+        told = told.setdefault(part, {})
+        if not isinstance(told, dict):
+            raise InputError(f"--set {assignment!r}: {part!r} is a value, not a section")
+    told[last] = value
+
+
+def _unknown(model: Any, told: Any, prefix: str = "") -> tuple[str, list[str]] | None:
+    """The first key that no section knows, with the keys that were possible there."""
+    if not isinstance(told, dict):
+        return None
+    if get_origin(model) is dict:
+        inner = get_args(model)[1]
+        found = (_unknown(inner, value, f"{prefix}{key}.") for key, value in told.items())
+        return next((one for one in found if one), None)
+    if isinstance(model, types.UnionType) or not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return None
+    for key, value in told.items():
+        if key not in model.model_fields:
+            return f"{prefix}{key}", list(model.model_fields)
+        deeper = _unknown(model.model_fields[key].annotation, value, f"{prefix}{key}.")
+        if deeper:
+            return deeper
+    return None

@@ -1,0 +1,1 @@
+"""What is proven, what was measured, what does not apply: `reference` (its own forward), `checks`, `certificate`."""

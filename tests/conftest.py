@@ -1,0 +1,89 @@
+"""A tiny but real study that the tests share: embedded text, byte-level BPE of 320, two blocks of width 36."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokencodes.data.prepare import prepare
+from tokencodes.data.shards import Dataset
+from tokencodes.data.text import read_documents
+from tokencodes.data.tokenizer import train_tokenizer
+from tokencodes.train.config import StudyConfig
+from tokencodes.train.corpus import resolve_inputs
+
+VOCAB = 320  # 9 bits, 192 codes unused
+TINY_MODEL = {
+    "hidden_size": 36,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "context": 16,
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Bitwise claims hold within one thread count."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory) -> Path:
+    """Two files of real documents, cut to 1,500 characters."""
+    folder = tmp_path_factory.mktemp("texts")
+    for path in resolve_inputs(("embedded:austen", "embedded:sotu")):
+        documents = list(read_documents(Path(path)))[:40]
+        name = Path(path).name.removesuffix(".gz")
+        lines = (json.dumps({"id": document.id, "text": document.text[:1500]}) for document in documents)
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(texts, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train_tokenizer((d.text for file in sorted(texts.iterdir()) for d in read_documents(file)), VOCAB, out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def dataset(texts, tokenizer_path, tmp_path_factory) -> Dataset:
+    return prepare([str(texts)], tokenizer_path, tmp_path_factory.mktemp("dataset") / "data", validation=0.2)
+
+
+def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
+    """Four arms, two seeds, eight updates of four windows; `sections` replace or add tables."""
+    told = {
+        "data": {"dataset": str(dataset_path), "vocab_size": VOCAB},
+        "model": TINY_MODEL,
+        "optimizer": {"peak_lr": 3e-3, "min_lr": 3e-4, "warmup_updates": 2, "schedule_updates": 8},
+        "batch": {"windows_per_update": 4, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4},
+        "budget": {"targets": 8 * 4 * 16},
+        "heldout": {"windows": 8, "every": 4},
+        "checkpoint": {"every": 2, "keep": 2},
+        "study": {"seeds": [1, 2], "baseline": "learned"},
+        "arms": {
+            "learned": {"interface": "learned"},
+            "binary": {"interface": "binary"},
+            "gf2": {"interface": "gf2"},
+            "permuted": {"interface": "binary:ids=permuted"},
+        },
+    }
+    return StudyConfig.model_validate({**told, **sections})
+
+
+@pytest.fixture(scope="session")
+def study(dataset) -> StudyConfig:
+    return tiny_study(dataset.path)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Real tokenizer, texts and benchmark rows, which are too large or not ours to embed."""
+    folder = os.environ.get("TOKENCODES_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("needs real data: set TOKENCODES_DATA to a folder with tokenizer/smollm2.json and corpora/*.jsonl.gz")
+    return Path(folder)

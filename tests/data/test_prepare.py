@@ -1,0 +1,131 @@
+"""Text to shards: what comes out, that it can be repeated and interrupted, and what is refused."""
+
+import fcntl
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tokencodes.data import prepare as module
+from tokencodes.data.prepare import prepare
+from tokencodes.data.shards import Dataset
+from tokencodes.data.split import split_of
+from tokencodes.data.text import Document, read_documents
+from tokencodes.data.tokenizer import train_tokenizer
+from tokencodes.errors import InputError
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def test_the_shards_hold_every_document_whole_in_order_and_ended(dataset, texts):
+    encode = dataset.tokenizer.encode
+    for source in sorted(texts.iterdir()):
+        for side in ("train", "validation"):
+            documents = [d for d in read_documents(source) if split_of(d, 0, 0.2) == side]
+            shards = [shard for shard in dataset.shards(side) if shard.path.parent.name == source.name.split(".")[0]]
+            found = [ids.tolist() for shard in shards for ids in shard.documents()]
+            assert found == [[*ids, 0] for ids in encode([d.text for d in documents])]
+            names = [name for shard in shards for name in pq.read_table(shard.path / "documents.parquet")["id"].to_pylist()]
+            assert names == [d.id for d in documents]
+
+
+def test_the_split_is_a_function_of_seed_and_id_alone():
+    documents = [Document(f"text {i}", str(i)) for i in range(4000)]
+    held = [d for d in documents if split_of(d, 1, 0.1) == "validation"]
+    assert 300 < len(held) < 500
+    assert held != [d for d in documents if split_of(d, 2, 0.1) == "validation"]
+    assert split_of(Document("other text", held[0].id), 1, 0.1) == "validation"
+    assert {split_of(Document(f"text {i}", None), 1, 0.5) for i in range(50)} == {"train", "validation"}
+
+
+def test_preparing_again_changes_nothing_and_small_shards_hold_the_same_documents(texts, tokenizer_path, dataset, tmp_path):
+    out = tmp_path / "data"
+    first = prepare([str(texts)], tokenizer_path, out, validation=0.2, shard_tokens=2000)
+    before = contents(out)
+    assert prepare([str(texts)], tokenizer_path, out, validation=0.2, shard_tokens=2000).fingerprint == first.fingerprint
+    assert contents(out) == before
+    assert len(first.shards("train")) > len(dataset.shards("train"))
+    for side in ("train", "validation"):
+        small, large = ([ids.tolist() for s in d.shards(side) for ids in s.documents()] for d in (first, dataset))
+        assert small == large
+
+
+def test_an_interrupted_run_leaves_no_dataset_and_the_next_one_ends_in_the_same_bytes(
+    texts, tokenizer_path, tmp_path, monkeypatch
+):
+    whole = tmp_path / "whole"
+    prepare([str(texts)], tokenizer_path, whole, validation=0.2)
+    out = tmp_path / "data"
+    write = module.write_shard
+
+    def interrupted(folder, *rest):
+        if "sotu" in str(folder):
+            raise KeyboardInterrupt
+        return write(folder, *rest)
+
+    monkeypatch.setattr(module, "write_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(texts)], tokenizer_path, out, validation=0.2)
+    assert not list(out.glob(".tmp-*"))
+    with pytest.raises(InputError, match="not a finished dataset"):
+        Dataset(out)
+    monkeypatch.undo()
+    (out / ".tmp-sotu").mkdir()  # as a kill would leave it
+    prepare([str(texts)], tokenizer_path, out, validation=0.2)
+    assert contents(out) == contents(whole)
+
+
+@pytest.mark.parametrize(("validation", "side"), [(1e-9, "validation"), (1 - 1e-9, "train")])
+def test_an_empty_side_is_an_error_now(validation, side, texts, tokenizer_path, tmp_path):
+    with pytest.raises(InputError, match=f"no document fell on the {side} side"):
+        prepare([str(texts)], tokenizer_path, tmp_path / "data", validation=validation)
+    assert not (tmp_path / "data" / "manifest.json").exists()
+
+
+def test_a_folder_made_from_something_else_is_refused(texts, tokenizer_path, tmp_path):
+    out = tmp_path / "data"
+    prepare([str(texts)], tokenizer_path, out, validation=0.2)
+    other = tmp_path / "other.json"
+    train_tokenizer(["some other words " * 50], 262, other)
+    with pytest.raises(InputError, match="tokenizer_sha256"):
+        prepare([str(texts)], other, out, validation=0.2)
+    with pytest.raises(InputError, match="validation 0.2 is here, asked for 0.3"):
+        prepare([str(texts)], tokenizer_path, out, validation=0.3)
+    with pytest.raises(InputError, match="a dataset of other inputs is here"):
+        prepare([str(sorted(texts.iterdir())[0])], tokenizer_path, out, validation=0.2)
+
+
+def test_two_runs_into_one_folder_are_kept_apart(texts, tokenizer_path, tmp_path):
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another prepare is at work"):
+            prepare([str(texts)], tokenizer_path, tmp_path, validation=0.2)
+
+
+def test_files_that_would_share_a_name_are_refused(tokenizer_path, tmp_path):
+    for name in ("a.jsonl", "a.txt"):
+        (tmp_path / name).write_text(json.dumps({"text": "x"}))
+    with pytest.raises(InputError, match="two inputs are called 'a'"):
+        prepare([str(tmp_path)], tokenizer_path, tmp_path / "out")
+
+
+def test_ids_take_two_bytes_where_they_fit(dataset):
+    assert dataset.shards("train")[0].span(0, 0, 3).dtype == np.uint16
+
+
+def test_real_text_with_the_real_tokenizer(real_data, tmp_path):
+    found = prepare(
+        [str(real_data / "corpora" / "rust-books.jsonl.gz")],
+        real_data / "tokenizer" / "smollm2.json",
+        tmp_path / "data",
+        validation=0.05,
+    )
+    documents = list(read_documents(real_data / "corpora" / "rust-books.jsonl.gz"))
+    counts = {side: sum(len(shard.lengths) for shard in found.shards(side)) for side in ("train", "validation")}
+    assert sum(counts.values()) == len(documents) == 1010
+    tokens = sum(int(shard.lengths.sum()) for side in counts for shard in found.shards(side))
+    assert 860_000 < tokens < 900_000

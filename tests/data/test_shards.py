@@ -1,0 +1,94 @@
+"""Corruption of a dataset is found, and the file named."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from tokencodes.data import shards as module
+from tokencodes.data.shards import Dataset, Shard
+from tokencodes.errors import InputError
+
+
+@pytest.fixture
+def copy(dataset, tmp_path) -> Dataset:
+    shutil.copytree(dataset.path, tmp_path / "data")
+    return Dataset(tmp_path / "data")
+
+
+def read_everything(dataset: Dataset) -> None:
+    again = Dataset(dataset.path)
+    _ = again.tokenizer
+    for side in ("train", "validation"):
+        for shard in again.shards(side):
+            shard.documents()
+            shard.verify_all()
+
+
+def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy):
+    read_everything(copy)
+    files = sorted(file for file in copy.path.rglob("*") if file.is_file() and file.name not in {".lock", "source.json"})
+    random = np.random.default_rng(0)
+    assert len(files) >= 10
+    for file in files:
+        data = file.read_bytes()
+        for position in {0, len(data) - 1, *random.integers(0, len(data), 6).tolist()}:
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << int(random.integers(0, 8))
+            file.write_bytes(flipped)
+            with pytest.raises(InputError) as caught:
+                read_everything(copy)
+            assert file.name in str(caught.value)
+        file.write_bytes(data)
+    read_everything(copy)
+
+
+@pytest.mark.parametrize("name", ["tokens.npy", "offsets.npy", "documents.parquet", "checksums.json"])
+def test_a_missing_or_shortened_file_is_named(copy, name):
+    file = copy.shards("train")[0].path / name
+    data = file.read_bytes()
+    for cut in (data[:-3], data + b"\0", b""):
+        file.write_bytes(cut)
+        with pytest.raises(InputError, match=name):
+            read_everything(copy)
+    file.unlink()
+    with pytest.raises(InputError, match=name):
+        read_everything(copy)
+
+
+def test_blocks_are_verified_when_they_are_first_touched(copy, monkeypatch):
+    folder = copy.shards("train")[0].path
+    monkeypatch.setattr(module, "BLOCK", 256)
+    sums = {name: module.block_sums(folder / name) for name in (module.TOKENS, module.OFFSETS, module.DOCUMENTS)}
+    (folder / module.CHECKSUMS).write_text(json.dumps(sums))
+    entry = {"split": "train", "checksums_sha256": hashlib.sha256(json.dumps(sums).encode()).hexdigest()}
+    data = bytearray((folder / module.TOKENS).read_bytes())
+    data[256 * 3 + 5] ^= 1
+    (folder / module.TOKENS).write_bytes(data)
+    shard = Shard(folder, entry)
+    shard.span(0, 0, 40)  # ends before the damaged block
+    with pytest.raises(InputError, match="damaged in bytes 768 to 1,024"):
+        shard.documents()
+
+
+def test_another_format_version_is_refused(copy):
+    manifest = json.loads((copy.path / "manifest.json").read_text())
+    manifest["version"] = 2
+    (copy.path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="reads 'tokencodes-dataset' version 1"):
+        Dataset(copy.path)
+
+
+def test_another_vocabulary_or_tokenizer_is_refused(dataset):
+    dataset.require(320)
+    with pytest.raises(InputError, match="made with a vocabulary of 320, the model has 512"):
+        dataset.require(512)
+    with pytest.raises(InputError, match="made with another tokenizer"):
+        dataset.require(320, "0" * 64)
+
+
+def test_a_folder_without_manifest_is_no_dataset(tmp_path):
+    with pytest.raises(InputError, match="not a finished dataset"):
+        Dataset(tmp_path)

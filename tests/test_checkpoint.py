@@ -1,0 +1,114 @@
+"""A checkpoint appears at once and is believed only whole: kills at every stage, damage in every file, a full disk."""
+
+import errno
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tokencodes import checkpoint
+from tokencodes.errors import InputError
+from tokencodes.train.loop import Trainer, train
+from tokencodes.train.metrics import Silent
+
+STAGES = ["begin", "tensors", "state", "manifest", "renamed", "latest", "removing", "done"]
+
+
+@pytest.fixture(scope="module")
+def run_folder(study, dataset, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "gf2"
+    train(study.run("gf2", 1), dataset, folder, Silent())
+    return folder
+
+
+@pytest.fixture
+def copy(run_folder, tmp_path) -> Path:
+    shutil.copytree(run_folder, tmp_path / "gf2")
+    return tmp_path / "gf2"
+
+
+def test_kill_9_at_each_stage_of_a_write_loses_at_most_the_work_since_the_last_one(dataset, tmp_path):
+    """The script forks a child a stage, kills it at that stage of its third save, and lets another go on to the end."""
+    script = Path(__file__).parent / "kill_at_stages.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(dataset.path), str(tmp_path), *STAGES],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert list(told["stages"]) == STAGES
+    for stage, found in told["stages"].items():
+        assert found["killed"], stage
+        # Saves are at updates 2, 4, 6; the third is whole once it was renamed.
+        assert found["update"] == (6 if stage in STAGES[STAGES.index("renamed") :] else 4), stage
+        assert found["damage"] is None, stage
+        assert found["weights"] == told["undisturbed"], stage
+        assert found["leftovers"] == [], stage
+
+
+def test_the_newest_stay_and_latest_names_the_newest(run_folder):
+    folder = run_folder / "checkpoints"
+    assert [path.name for path in checkpoint.checkpoints(folder)] == ["update-00000008", "update-00000006"]
+    assert (folder / "latest").read_text() == "update-00000008\n"
+
+
+def test_damage_in_any_file_is_named_and_the_one_before_is_taken(copy, study, dataset):
+    newest = checkpoint.find(copy)
+    files = sorted(file for file in newest.rglob("*") if file.is_file())
+    assert len(files) >= 6
+    for file in files:
+        data = file.read_bytes()
+        for changed in (data[:-1], bytes([data[0] ^ 1]) + data[1:], data[:-1] + bytes([data[-1] ^ 4])):
+            file.write_bytes(changed)
+            told: list[str] = []
+            assert checkpoint.newest_intact(copy / "checkpoints", told.append).name == "update-00000006"
+            assert file.name in told[0]
+            with pytest.raises(InputError, match=file.name):
+                checkpoint.load_model(newest)
+        file.write_bytes(data)
+    (newest / "state.json").unlink()
+    (copy / "result.json").unlink()
+    result = train(study.run("gf2", 1), dataset, copy, Silent())
+    assert result["updates"] == 8
+
+
+def test_a_full_disk_during_a_save_leaves_what_was_there(copy, study, dataset, monkeypatch):
+    before = sorted(path.name for path in (copy / "checkpoints").iterdir())
+    trainer = Trainer(study.run("gf2", 1), dataset, copy, Silent())
+
+    def full(path, array):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(np, "save", full)
+    trainer.state = type(trainer.state)(**{**vars(trainer.state), "update": 9})
+    with pytest.raises(OSError, match="No space left"):
+        trainer._save()
+    assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == before
+    assert checkpoint.damage(checkpoint.find(copy)) is None
+
+
+def test_a_run_a_checkpoint_and_an_exported_folder_hold_the_same_model(run_folder):
+    models = [
+        checkpoint.load_model(place)
+        for place in (run_folder, run_folder / "checkpoints" / "update-00000008", run_folder / "model")
+    ]
+    first = models[0].state_dict()
+    for model in models[1:]:
+        assert all(torch.equal(value, first[name]) for name, value in model.state_dict().items())
+        assert not model.training
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(InputError, match="neither a run, nor a checkpoint, nor an exported model"):
+        checkpoint.load_model(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(InputError, match="no whole checkpoint"):
+        checkpoint.load_model(tmp_path)

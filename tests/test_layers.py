@@ -1,0 +1,79 @@
+"""House rules that a machine can hold: imports point downwards, files and functions stay short."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "tokencodes"
+FILES = sorted(SOURCE.rglob("*.py"))
+# What each part may import of the project, besides itself, `errors`, `files` and `philox`, which stand at the bottom.
+BOTTOM = {"errors", "files", "philox"}
+ALLOWED = {
+    "codes": set(),
+    "interfaces": {"codes"},
+    "loss": set(),
+    "model": {"codes", "interfaces", "loss"},
+    "init": {"model"},
+    "checkpoint": {"model"},
+    "data": set(),
+    "train": {"codes", "data", "model", "init", "loss", "checkpoint"},
+    "evaluate": {"codes", "data", "model", "loss", "checkpoint"},
+    "verify": {"codes", "interfaces", "model", "checkpoint"},
+    "report": {"codes", "evaluate"},
+    "study": {"data", "evaluate", "model", "train"},
+    "__init__": {"codes", "interfaces", "model"},
+    "__main__": {"cli"},
+}
+# The numpy-only parts, and the reference, which must be independent of what it checks.
+FORBIDDEN = {"codes": {"torch", "transformers"}, "data": {"torch", "transformers"}, "philox": {"torch"}}
+
+
+def part(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)} if node.module == "tokencodes" else {node.module}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_downwards(path):
+    here = part(path)
+    used = imports(path)
+    inside = {name.split(".")[1] for name in used if name.startswith("tokencodes.")}
+    if here not in BOTTOM | {"cli"}:
+        assert inside - BOTTOM - {here} <= ALLOWED[here]
+    elif here in BOTTOM:
+        assert inside <= BOTTOM
+    outside = {name.split(".")[0] for name in used}
+    assert not outside & FORBIDDEN.get(here, set())
+
+
+def test_the_reference_forward_is_independent():
+    used = imports(SOURCE / "verify" / "reference.py")
+    assert not {name for name in used if name.startswith(("torch", "transformers", "tokencodes"))}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_and_functions_stay_short(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 350
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, node.name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_every_module_and_public_name_is_explained(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), node.name

@@ -1,0 +1,38 @@
+"""The paper's counts, exactly, without allocating a weight."""
+
+import pytest
+
+from tests.conftest import tiny_study
+from tokencodes.train.account import account
+from tokencodes.train.loop import build_model
+from tokencodes.train.settings import read_study
+
+PAPER = {
+    "learned": (100_663_296, 1_610_713_088, 100_663_296, 1_812_039_680, 0),
+    "binary": (0, 1_610_713_088, 100_663_296, 1_711_376_384, 786_432),
+    "gf2": (0, 1_610_713_088, 100_663_296, 1_711_376_384, 786_704),
+}
+
+
+def test_the_papers_table_of_parameters():
+    arms = account(read_study("paper", [])[0])
+    keys = ("input_parameters", "body_parameters", "head_parameters", "total_parameters", "buffer_entries")
+    assert {arm: tuple(facts[key] for key in keys) for arm, facts in arms.items()} == PAPER
+    assert {facts["updates"] for facts in arms.values()} == {381_470}
+    assert round(arms["binary"]["squared_norm_mean"]) == 981
+
+
+def test_counts_are_those_of_a_real_model():
+    study = tiny_study("unused")
+    for arm, facts in account(study).items():
+        model = build_model(study.run(arm, 1))
+        assert facts["total_parameters"] == sum(p.numel() for p in model.parameters())
+        stored = [b for name, b in model.state_dict().items() if b.dtype.is_floating_point is False]
+        assert facts["buffer_entries"] == sum(b.numel() for b in stored)
+
+
+def test_flops_follow_the_written_formula():
+    study = tiny_study("unused")
+    facts = account(study)["binary"]
+    matrices = 2 * (4 * 36 * 36 + 3 * 36 * 48) + 320 * 36
+    assert facts["flops_per_target"] == pytest.approx(6 * matrices + 6 * 2 * 36 * 17)

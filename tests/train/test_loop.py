@@ -1,0 +1,161 @@
+"""One run: matched arms, exact resume, honest counters, loud failures."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import tiny_study
+from tokencodes import checkpoint
+from tokencodes.errors import CheckFailed, InputError
+from tokencodes.train.loop import Stop, Trainer, train
+from tokencodes.train.metrics import Silent, read_metrics_lines
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").read_text())
+
+
+def records(folder: Path) -> list[dict]:
+    """Metrics without what a clock decides."""
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in read_metrics_lines(folder / "metrics.jsonl")]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.load_model(folder).state_dict()
+
+
+class StopAfter(Silent):
+    """Asks for a stop once an update is done, as a signal would."""
+
+    def __init__(self, update: int, stop: Stop) -> None:
+        self.update, self.stop = update, stop
+
+    def record(self, record) -> None:
+        if record.update == self.update:
+            self.stop.asked = True
+
+
+@pytest.fixture(scope="module")
+def undisturbed(study, dataset, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    for arm in study.arms:
+        train(study.run(arm, 1), dataset, folder / arm, Silent())
+    return {arm: folder / arm for arm in study.arms}
+
+
+@pytest.mark.parametrize("arm", ["learned", "gf2"])
+@pytest.mark.parametrize("halfway", [3, 4])
+def test_stopped_and_resumed_is_bitwise_the_undisturbed_run(arm, halfway, study, dataset, undisturbed, tmp_path):
+    run, stop = study.run(arm, 1), Stop()
+    assert train(run, dataset, tmp_path / arm, StopAfter(halfway, stop), stop) is None
+    assert checkpoint.read_state(checkpoint.find(tmp_path / arm)).update == halfway
+    result = train(run, dataset, tmp_path / arm, Silent())
+    assert result["updates"] == 8
+    old, new = weights(undisturbed[arm]), weights(tmp_path / arm)
+    assert all(torch.equal(old[name], new[name]) for name in old)
+    assert records(tmp_path / arm) == records(undisturbed[arm])
+
+
+def test_work_after_the_last_checkpoint_is_done_again_not_counted_twice(study, dataset, undisturbed, tmp_path):
+    shutil.copytree(undisturbed["gf2"], tmp_path / "gf2")
+    (tmp_path / "gf2" / "result.json").unlink()
+    shutil.rmtree(checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints")[0])  # update 8; 6 is left
+    with (tmp_path / "gf2" / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 9, "ki')  # as a kill would leave it
+    train(study.run("gf2", 1), dataset, tmp_path / "gf2", Silent())
+    assert records(tmp_path / "gf2") == records(undisturbed["gf2"])
+
+
+def test_the_arms_of_a_seed_start_from_the_same_bits_and_see_the_same_windows(study, dataset, tmp_path):
+    trainers = {arm: Trainer(study.run(arm, 2), dataset, tmp_path / arm, Silent()) for arm in study.arms}
+    base = trainers.pop("learned")
+    shared = {name: value for name, value in base.model.named_parameters() if "embed_tokens" not in name}
+    for trainer in trainers.values():
+        parameters = dict(trainer.model.named_parameters())
+        assert parameters.keys() == shared.keys()
+        assert all(torch.equal(parameters[name], shared[name]) for name in shared)
+        assert all(np.array_equal(trainer.window_ids(update), base.window_ids(update)) for update in range(8))
+        assert trainer.held_out.sha256 == base.held_out.sha256
+
+
+def test_the_losses_of_20_updates_are_the_golden_ones(dataset, tmp_path):
+    study = tiny_study(dataset.path, budget={"targets": 20 * 4 * 16})
+    for arm in study.arms:
+        train(study.run(arm, 1), dataset, tmp_path / arm, Silent())
+        losses = [line["loss"] for line in records(tmp_path / arm) if line["kind"] == "update"]
+        assert losses == pytest.approx(GOLDEN[arm], rel=1e-5)
+
+
+def test_training_learns(dataset, tmp_path):
+    study = tiny_study(dataset.path, budget={"targets": 60 * 4 * 16}, heldout={"windows": 64, "every": 0})
+    train(study.run("learned", 1), dataset, tmp_path, Silent())
+    first, *_, last = (line["loss"] for line in records(tmp_path) if line["kind"] == "heldout")
+    assert last < first - 0.3
+
+
+def test_microbatches_only_cut_the_work(dataset, tmp_path):
+    losses = {}
+    for cut in (1, 4):
+        batch = {"windows_per_update": 4, "microbatch_windows": cut, "streams": 2, "windows_per_visit": 4}
+        train(tiny_study(dataset.path, batch=batch).run("gf2", 1), dataset, tmp_path / str(cut), Silent())
+        losses[cut] = [line["loss"] for line in records(tmp_path / str(cut))]
+    assert losses[1] == pytest.approx(losses[4], rel=1e-5)
+
+
+def test_the_budget_ends_at_the_first_boundary_that_reaches_it(dataset, tmp_path):
+    result = train(tiny_study(dataset.path, budget={"targets": 65}).run("gf2", 1), dataset, tmp_path, Silent())
+    assert (result["updates"], result["targets"]) == (2, 128)
+
+
+def test_the_last_update_can_be_replayed(undisturbed, study):
+    place = checkpoint.find(undisturbed["gf2"])
+    state, ids = checkpoint.read_state(place), torch.from_numpy(np.load(place / "last_update.npy"))
+    model = checkpoint.load_model(place)
+    with torch.no_grad():
+        assert float(model.loss(ids[:, :-1], ids[:, 1:])) == pytest.approx(state.replay_loss, rel=1e-6)
+    assert state.replay_loss < state.last_loss  # the update lowered the loss of its own windows
+
+
+def test_a_non_finite_loss_never_reaches_the_weights(study, dataset, tmp_path, monkeypatch):
+    trainer = Trainer(study.run("gf2", 1), dataset, tmp_path, Silent())
+    trainer.run()
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.config = trainer.config.model_copy(update={"budget": trainer.config.budget.model_copy(update={"targets": 10**6})})
+    loss = trainer.model.loss
+    monkeypatch.setattr(trainer.model, "loss", lambda *a, **k: loss(*a, **k) * float("nan"))
+    with pytest.raises(CheckFailed, match=r"in update 9 \(windows 32 to 35\)"):
+        trainer.run()
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_finished_run_is_not_run_again(study, dataset, undisturbed):
+    before = (undisturbed["gf2"] / "metrics.jsonl").stat().st_mtime_ns
+    result = train(study.run("gf2", 1), dataset, undisturbed["gf2"], Silent())
+    assert result["updates"] == 8
+    assert (undisturbed["gf2"] / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_another_configuration_or_dataset_in_the_same_folder_is_refused(study, dataset, undisturbed, tmp_path):
+    with pytest.raises(InputError, match=r"made from another configuration \(seed is 1 there, 2 asked for\)"):
+        train(study.run("gf2", 2), dataset, undisturbed["gf2"], Silent())
+    shutil.copytree(undisturbed["gf2"], tmp_path / "gf2")
+    (tmp_path / "gf2" / "result.json").unlink()
+    monkey = type(dataset)(dataset.path)
+    monkey.fingerprint = "0" * 64
+    with pytest.raises(InputError, match="trained on another dataset"):
+        train(study.run("gf2", 1), monkey, tmp_path / "gf2", Silent())
+
+
+def test_a_folder_of_something_else_is_refused(study, dataset, tmp_path):
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="neither empty nor a run's folder"):
+        train(study.run("gf2", 1), dataset, tmp_path, Silent())
+
+
+def test_another_vocabulary_is_refused(dataset, tmp_path):
+    study = tiny_study(dataset.path, data={"dataset": str(dataset.path), "vocab_size": 321})
+    with pytest.raises(InputError, match="made with a vocabulary of 320, the model has 321"):
+        train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,88 @@
+"""Configurations: presets, overrides with their origins, and one line for what is wrong."""
+
+import pytest
+
+from tests.conftest import tiny_study
+from tokencodes.errors import InputError
+from tokencodes.train.settings import difference, preset_names, read_run, read_study, write_run
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_valid(name):
+    study, _ = read_study(name, [])
+    assert study.study.baseline in study.arms
+
+
+def test_the_papers_numbers():
+    study, _ = read_study("paper", [])
+    assert study.targets_per_update == 262_144
+    assert study.updates == 381_470
+    assert (study.optimizer.beta1, study.optimizer.beta2, study.optimizer.eps) == (0.9, 0.95, 1e-8)
+    assert (study.optimizer.weight_decay, study.optimizer.clip) == (0.01, 1.0)
+    assert (study.model.rope_theta, study.model.rms_norm_eps, study.model.init_std) == (10_000, 1e-5, 0.02)
+
+
+def test_every_value_has_an_origin():
+    study, origins = read_study("quickstart", ["optimizer.peak_lr=1e-3", "arms.wide.interface=binary:width=14"])
+    assert study.optimizer.peak_lr == 1e-3
+    assert study.arms["wide"].interface == "binary:width=14"
+    assert origins["optimizer.peak_lr"] == "--set optimizer.peak_lr=1e-3"
+    assert origins["model.hidden_size"] == "preset quickstart"
+    assert origins["optimizer.eps"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("sets", "complaint"),
+    [
+        (["optimizer.peak_rl=1"], "unknown key 'optimizer.peak_rl'; did you mean 'peak_lr'?"),
+        (["optimiser.peak_lr=1"], "unknown key 'optimiser'; did you mean 'optimizer'?"),
+        (["arms.gf2.interfaces=gf2"], "unknown key 'arms.gf2.interfaces'; did you mean 'interface'?"),
+        (["model.hidden_size=8"], "model: hidden_size 8 over 3 heads"),
+        (["model.hidden_size=6", "model.num_attention_heads=3"], "hidden_size 6 is below the code width 12 of 'binary'"),
+        (["model.num_attention_heads=5"], "hidden_size 192 over 5 heads"),
+        (["model.num_attention_heads=64"], "heads of an even whole width"),
+        (["model.tie_word_embeddings=true"], "would make the input trainable; set it to false"),
+        (["optimizer.peak_lr=fast"], "optimizer.peak_lr = 'fast'"),
+        (["optimizer.peak_lr=nan"], "optimizer.peak_lr"),
+        (["optimizer.min_lr=1"], "min_lr 1 is above peak_lr"),
+        (["optimizer.warmup_updates=100000"], "must be below schedule_updates"),
+        (["budget.targets=0"], "budget.targets = 0"),
+        (["data.validation=1.5"], "data.validation = 1.5"),
+        (["arms.gf2.interface=gf3"], "unknown words 'gf3'; did you mean 'gf2'?"),
+        (["arms.gf2.overrides.peak_rl=1"], "only optimizer keys may differ between arms"),
+        (["study.baseline=lerned"], "study.baseline 'lerned' is not among the arms"),
+        (["study.seeds=[1, 1]"], "has a seed twice"),
+        (["model=3"], "model"),
+        (["model.hidden_size.x=3"], "'hidden_size' is a value, not a section"),
+        (["nothing"], "write it as section.key=value"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(sets, complaint):
+    with pytest.raises(InputError) as caught:
+        read_study("quickstart", sets)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_presets_that_are_none(tmp_path):
+    with pytest.raises(InputError, match="did you mean 'quickstart'"):
+        read_study("quickstrat", [])
+    (tmp_path / "bad.toml").write_text("[model\n")
+    with pytest.raises(InputError, match=r"bad.toml: not TOML"):
+        read_study(str(tmp_path / "bad.toml"), [])
+
+
+def test_a_run_survives_being_saved_and_differences_are_named(tmp_path):
+    study = tiny_study("somewhere")
+    run = study.run("gf2", 1)
+    write_run(tmp_path / "config.toml", run)
+    assert read_run(tmp_path / "config.toml") == run
+    assert difference(run, run) is None
+    assert difference(run, study.run("gf2", 2)) == "seed is 1 there, 2 asked for"
+
+
+def test_an_arms_overrides_reach_its_run_alone():
+    arms = {"learned": {"interface": "learned"}, "gf2": {"interface": "gf2", "overrides": {"peak_lr": 1e-3}}}
+    study = tiny_study("somewhere", arms=arms)
+    assert study.run("gf2", 1).optimizer.peak_lr == 1e-3
+    assert study.run("learned", 1).optimizer.peak_lr == 3e-3
