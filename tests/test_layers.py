@@ -39,7 +39,11 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)} if node.module == "tokencodes" else {node.module}
+            found |= (
+                {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+                if node.module == "tokencodes"
+                else {node.module}
+            )
     return found
 
 

@@ -15,6 +15,7 @@ was, and at most a `.tmp-` folder that the next save removes.
 It stands outside `train` because `verify`, `evaluate` and `export` read checkpoints and must not know the trainer.
 """
 
+import errno
 import hashlib
 import shutil
 import warnings
@@ -26,12 +27,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
     set_state_dict,
 )
+from torch.utils._pytree import tree_leaves
 
 from tokencodes.errors import InputError
 from tokencodes.files import fsync, json_text, read_json, write_json, write_text
@@ -79,6 +82,7 @@ def save(
             warnings.simplefilter("ignore")
             model_state, optimizer_state = get_state_dict(model, optimizer)
             tensors = {"model": model_state, "optimizer": optimizer_state, "generator": torch.get_rng_state()}
+            _room_for(tensors, folder)
             dcp.save(tensors, checkpoint_id=partial / "tensors", no_dist=True)
         on_stage("tensors")
         model.config.save_pretrained(partial)
@@ -99,6 +103,10 @@ def save(
         on_stage("renamed")
         write_text(folder / LATEST, final.name + "\n")
         on_stage("latest")
+    except CheckpointException as error:  # what torch makes of a failed write, and not an Exception
+        shutil.rmtree(partial, ignore_errors=True)
+        cause = next(iter(error.failures.values()))[0]
+        raise OSError(errno.EIO, f"could not write the checkpoint ({cause})", str(folder)) from error
     except Exception:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -109,6 +117,15 @@ def save(
         shutil.rmtree(gone)
     on_stage("done")
     return final
+
+
+def _room_for(tensors: dict[str, Any], folder: Path) -> None:
+    """OSError before anything is written, where the tensors alone would not fit."""
+    needed = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor))
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        told = f"No space left on device ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free)"
+        raise OSError(errno.ENOSPC, told, str(folder))
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -10,17 +10,17 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
+from typer.exceptions import TyperException
 
 from tokencodes.data.prepare import prepare as prepare_dataset
 from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.report.page import write_report
 from tokencodes.study import compare as compare_arms
-from tokencodes.study import load_results
 from tokencodes.train.account import account
 from tokencodes.train.corpus import open_dataset, resolve_inputs, training_texts
 from tokencodes.train.loop import Stop
@@ -75,12 +75,8 @@ def compare(preset: Preset, out: Out, sets: Sets = None, as_json: Json = False) 
     if not done:
         _stopped(as_json, out)
         return
-    page = write_report(out)
-    losses = {
-        arm: {str(seed): result["held_out_loss"] for seed, result in seeds.items()}
-        for arm, seeds in load_results(out, study).items()
-    }
-    emit(as_json, {"done": True, "out": str(out), "report": str(page), "held_out_loss": losses}, f"Report: {page}")
+    page, told = write_report(out)
+    emit(as_json, {"done": True, "out": str(out), "report": str(page), **told}, f"Report: {page}")
 
 
 @app.command()
@@ -101,14 +97,16 @@ def train(
     if result is None:
         _stopped(as_json, out)
         return
-    told = f"held-out loss {result['held_out_loss']:.4f} nats a target, {result['bits_per_byte']:.4f} bits a byte; see {out}/model"
+    told = (
+        f"held-out loss {result['held_out_loss']:.4f} nats a target, {result['bits_per_byte']:.4f} bits a byte; see {out}/model"
+    )
     emit(as_json, {"done": True, "out": str(out), **result}, told)
 
 
 @app.command()
 def report(study: Annotated[Path, typer.Argument(help="A study's folder.")], as_json: Json = False) -> None:
     """Rebuild report.html from the results on disk."""
-    page = write_report(study)
+    page, _ = write_report(study)
     emit(as_json, {"report": str(page)}, f"Report: {page}")
 
 
@@ -208,6 +206,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command; returns its exit status."""
+    disable_progress_bar()
     try:
         app(arguments, standalone_mode=False)
         return 0
@@ -215,11 +214,11 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), 1)
     except InputError as error:
         return _complain(str(error), 2)
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return _complain("interrupted; repeating the command goes on from the last checkpoint", 130)
-    except click.ClickException as error:
+    except TyperException as error:
         return _complain(f"{error.format_message()} (see tokencodes --help)", 2)
     except OSError as error:
         if error.errno is None:

@@ -1,6 +1,6 @@
 """Arms × seeds: what `compare` runs. Seeds are the outer loop, so that a study stopped early holds matched pairs.
 
-Leaves STUDY/study.toml, tokenizer.json, data/, yardsticks.json, ARM/seed-N/ (config.toml, metrics.jsonl, checkpoints/, model/,
+Leaves STUDY/study.toml, tokenizer-KEY.json, data/, yardsticks.json, ARM/seed-N/ (config.toml, metrics.jsonl, checkpoints/, model/,
 result.json, sample.json) and report.html. Repeating the command goes on where it was stopped.
 """
 
@@ -17,11 +17,11 @@ from tokencodes.data.shards import Dataset
 from tokencodes.data.windows import held_out_windows
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
-from tokencodes.files import read_json, write_json, write_text
+from tokencodes.files import write_json, write_text
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.train.account import account
 from tokencodes.train.config import RunConfig, StudyConfig
-from tokencodes.train.corpus import open_dataset
+from tokencodes.train.corpus import foreign, open_dataset
 from tokencodes.train.loop import Stop, train
 from tokencodes.train.metrics import Observer
 
@@ -39,9 +39,12 @@ def runs(study: StudyConfig) -> Iterator[tuple[RunConfig, str]]:
 def compare(study: StudyConfig, out: Path, observer: Observer, stop: Stop | None = None) -> bool:
     """Trains what is missing; True if every run is done. InputError if `out` holds another study."""
     stop = stop or Stop()
-    _claim(out, study)
+    text = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
+    _check_folder(out, text)
     dataset = open_dataset(study.data, out, observer.say)
     held_out = held_out_windows(dataset, study.model.context, study.heldout.windows)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "study.toml", text)  # only now, so that a configuration that cannot work does not claim the folder
     if not (out / "yardsticks.json").is_file():
         losses = fit_and_score(dataset, held_out.ids_NT1)
         write_json(out / "yardsticks.json", {**asdict(losses), "held_out_sha256": held_out.sha256})
@@ -82,17 +85,13 @@ def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
     }
 
 
-def _claim(out: Path, study: StudyConfig) -> None:
+def _check_folder(out: Path, text: str) -> None:
     saved = out / "study.toml"
-    text = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
     if saved.is_file():
         if saved.read_text(encoding="utf-8") != text:
             raise InputError(f"{out}: holds a study of another configuration (see study.toml there); choose another --out")
-        return
-    if out.is_dir() and any(out.iterdir()):
-        raise InputError(f"{out}: neither empty nor a study's folder; choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(saved, text)
+    elif out.is_dir() and foreign(out):
+        raise InputError(f"{out}: neither empty nor a study's folder (it holds {foreign(out)}); choose another --out")
 
 
 def _facts(study: StudyConfig, dataset: Dataset) -> dict[str, Any]:
@@ -114,12 +113,3 @@ def _facts(study: StudyConfig, dataset: Dataset) -> dict[str, Any]:
             **sides,
         },
     }
-
-
-def load_results(out: Path, study: StudyConfig) -> dict[str, dict[int, dict[str, Any]]]:
-    """Finished results: arm -> seed -> result.json."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
-    for run, name in runs(study):
-        if (out / name / "result.json").is_file():
-            found.setdefault(run.arm, {})[run.seed] = read_json(out / name / "result.json")
-    return found

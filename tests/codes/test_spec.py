@@ -8,7 +8,9 @@ from tokencodes.codes import InterfaceSpec, minimal_width
 from tokencodes.errors import InputError
 
 
-@pytest.mark.parametrize(("vocab", "width"), [(1, 1), (2, 1), (3, 2), (3072, 12), (49152, 16), (50257, 16), (65536, 16), (65537, 17)])
+@pytest.mark.parametrize(
+    ("vocab", "width"), [(1, 1), (2, 1), (3, 2), (3072, 12), (49152, 16), (50257, 16), (65536, 16), (65537, 17)]
+)
 def test_minimal_width_is_the_ceiling_of_log2(vocab, width):
     assert minimal_width(vocab) == width
 

@@ -93,10 +93,17 @@ def test_a_folder_made_from_something_else_is_refused(texts, tokenizer_path, tmp
     train_tokenizer(["some other words " * 50], 262, other)
     with pytest.raises(InputError, match="tokenizer_sha256"):
         prepare([str(texts)], other, out, validation=0.2)
-    with pytest.raises(InputError, match="validation 0.2 is here, asked for 0.3"):
+    with pytest.raises(InputError, match=r"validation 0\.2 is here, asked for 0\.3"):
         prepare([str(texts)], tokenizer_path, out, validation=0.3)
     with pytest.raises(InputError, match="a dataset of other inputs is here"):
         prepare([str(sorted(texts.iterdir())[0])], tokenizer_path, out, validation=0.2)
+
+
+def test_what_an_unfinished_run_with_other_settings_left_is_made_anew(texts, tokenizer_path, dataset, tmp_path):
+    out = tmp_path / "data"
+    with pytest.raises(InputError, match="no document fell on the validation side"):
+        prepare([str(texts)], tokenizer_path, out, validation=1e-9)
+    assert prepare([str(texts)], tokenizer_path, out, validation=0.2).fingerprint == dataset.fingerprint
 
 
 def test_two_runs_into_one_folder_are_kept_apart(texts, tokenizer_path, tmp_path):

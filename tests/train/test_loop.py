@@ -19,7 +19,9 @@ GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").re
 
 def records(folder: Path) -> list[dict]:
     """Metrics without what a clock decides."""
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in read_metrics_lines(folder / "metrics.jsonl")]
+    return [
+        {key: value for key, value in line.items() if key != "seconds"} for line in read_metrics_lines(folder / "metrics.jsonl")
+    ]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokencodes.errors import InputError
-from tokencodes.philox import stream
+from tokencodes.philox import key, philox
 
 Bits = NDArray[np.uint8]
 
@@ -51,21 +51,30 @@ def inverse(matrix: Bits) -> Bits:
     return work[:, size:]
 
 
+def _candidate(size: int, seed: int, draw: int) -> Bits:
+    blocks = -(-size // (4 * 64))
+    counters = np.zeros((size, blocks, 4), dtype=np.uint64)
+    counters[..., 0] = np.arange(blocks)
+    counters[..., 1] = np.arange(size)[:, None]
+    counters[..., 2] = draw
+    rows = philox(key(seed, "gf2-rows"), counters.reshape(-1, 4)).reshape(size, -1)
+    bits = np.unpackbits(rows.astype("<u8").view(np.uint8), axis=1, bitorder="little")
+    return np.ascontiguousarray(bits[:, :size])
+
+
 def draw_matrix(size: int, seed: int, min_weight: int) -> Bits:
     """A seeded K×K matrix A of full rank over GF(2), every row and column of Hamming weight >= `min_weight`.
 
     The paper gives the conditions and the seed (12345), not the generator. Ours: candidate n = 0, 1, 2, ... takes row r
-    from the words of `stream(seed, "gf2-rows", ceil(K / 64), (r, n, 0))`, bit j of the row being bit j mod 64 of word
-    j div 64. The first candidate that meets the weights, then the rank, is A. So A is uniform over what is allowed.
+    from the words of Philox key (seed, "gf2-rows"), counters (0, r, n, 0), (1, r, n, 0), ..., bit j of the row being bit
+    j mod 64 of word j div 64. The first candidate that meets the weights, then the rank, is A, so A is uniform over what is allowed.
 
     Raises InputError if 10,000 candidates fail.
     """
-    words = -(-size // 64)
     for draw in range(MAX_DRAWS):
-        rows = np.stack([stream(seed, "gf2-rows", words, (row, draw, 0)) for row in range(size)])
-        bits = np.unpackbits(rows.astype("<u8").view(np.uint8), axis=1, bitorder="little")[:, :size]
+        bits = _candidate(size, seed, draw)
         if min(bits.sum(0).min(), bits.sum(1).min()) >= min_weight and rank(bits) == size:
-            return np.ascontiguousarray(bits)
+            return bits
     raise InputError(
         f"gf2: no {size}x{size} matrix of full rank with rows and columns of weight >= {min_weight} "
         f"in {MAX_DRAWS:,} draws from seed {seed}; lower min_weight= or widen width="

@@ -89,7 +89,8 @@ def _source_names(files: list[Path]) -> list[str]:
     return names
 
 
-def _file_facts(file: Path) -> dict[str, Any]:
+def file_facts(file: Path) -> dict[str, Any]:
+    """Name, size and SHA-256 of an input file."""
     with file.open("rb") as stream:
         return {
             "file": file.name,
@@ -100,13 +101,13 @@ def _file_facts(file: Path) -> dict[str, Any]:
 
 def _prepare_source(file: Path, folder: Path, tokenizer: TokenizerFile, settings: PrepareSettings) -> dict[str, Any]:
     """One input file's shards, in a folder that appears at once; what was finished before is kept."""
-    facts = _file_facts(file)
+    facts = file_facts(file)
     expected = {"input": facts, "settings": asdict(settings)}
     if (folder / "source.json").is_file():
         told = read_json(folder / "source.json")
         if {key: told.get(key) for key in expected} == expected:
             return {"name": folder.name, "input": facts, "shards": told["shards"]}
-        raise InputError(f"{folder}: made from another {file.name} or with other settings; choose another --out")
+        shutil.rmtree(folder)  # left by an unfinished run with other settings; no manifest ever named it
     partial = folder.with_name(f".tmp-{folder.name}")
     try:
         shards = _write_shards(file, partial, tokenizer, settings)
@@ -180,7 +181,7 @@ def _same_or_error(out: Path, files: list[Path], names: list[str], settings: Pre
                 f"{out}: a dataset with {key} {dataset.manifest[key]!r} is here, asked for {value!r}; choose another --out"
             )
     here = {source["name"]: source["input"]["sha256"] for source in dataset.manifest["sources"]}
-    wanted = {name: _file_facts(file)["sha256"] for file, name in zip(files, names, strict=True)}
+    wanted = {name: file_facts(file)["sha256"] for file, name in zip(files, names, strict=True)}
     if here != wanted:
         changed = sorted(name for name in here.keys() | wanted.keys() if here.get(name) != wanted.get(name))
         raise InputError(f"{out}: a dataset of other inputs is here (they differ in {changed[0]}); choose another --out")

@@ -50,7 +50,7 @@ def svg(figure: Figure, name: str) -> str:
     """The figure as an <svg> element that fits its place; ids are made from `name`, so that pages can hold several."""
     buffer = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.05)
+        figure.savefig(buffer, format="svg", dpi=200, metadata={"Date": None}, bbox_inches="tight", pad_inches=0.05)
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 

@@ -14,15 +14,16 @@ from tokencodes.report import figures
 from tokencodes.report.results import StudyResult, read_study_folder
 
 
-def write_report(folder: Path) -> Path:
-    """Reads a study's folder, writes its report.html and summary.json; returns the page's path."""
+def write_report(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Reads a study's folder, writes its report.html and summary.json; returns the page's path and the summary."""
     study = read_study_folder(folder)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files("tokencodes.report") / "page.html.j2").read_text(encoding="utf-8"))
     page = folder / "report.html"
     write_text(page, template.render(**_context(study)))
-    write_json(folder / "summary.json", summary(study))
-    return page
+    told = summary(study)
+    write_json(folder / "summary.json", told)
+    return page, told
 
 
 def summary(study: StudyResult) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """The dataset of a run: a prepared folder, or text that is prepared beside the run."""
 
+import hashlib
+import json
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from tokencodes.data.prepare import Progress, prepare
+from tokencodes.data.prepare import Progress, file_facts, prepare
 from tokencodes.data.shards import Dataset
 from tokencodes.data.split import split_of
 from tokencodes.data.text import find_files, read_documents
@@ -32,7 +34,7 @@ def resolve_inputs(inputs: tuple[str, ...]) -> list[str]:
 
 
 def open_dataset(config: DataConfig, folder: Path, progress: Progress) -> Dataset:
-    """The dataset that a recipe names, prepared under `folder` (tokenizer.json, data/) if it names texts."""
+    """The dataset that a recipe names, prepared under `folder` (tokenizer-KEY.json, data/) if it names texts."""
     if config.dataset is not None:
         dataset = Dataset(Path(config.dataset))
         wanted = None if config.tokenizer == "train" else TokenizerFile(Path(config.tokenizer)).sha256
@@ -42,7 +44,7 @@ def open_dataset(config: DataConfig, folder: Path, progress: Progress) -> Datase
         raise InputError("data: neither a dataset nor inputs; give --set data.dataset=FOLDER or --set data.inputs='[\"FILE\"]'")
     inputs = resolve_inputs(config.inputs)
     if config.tokenizer == "train":
-        tokenizer = folder / "tokenizer.json"
+        tokenizer = folder / f"tokenizer-{_tokenizer_key(inputs, config)}.json"
         if not tokenizer.is_file():
             progress(f"training a tokenizer of {config.vocab_size:,} entries on the training documents")
             train_tokenizer(training_texts(inputs, config.split_seed, config.validation), config.vocab_size, tokenizer)
@@ -59,6 +61,19 @@ def open_dataset(config: DataConfig, folder: Path, progress: Progress) -> Datase
         validation=config.validation,
         progress=progress,
     )
+
+
+def foreign(folder: Path) -> str | None:
+    """The first entry of an output folder that `open_dataset` did not put there; None if there is no such entry."""
+    ours = ("data", "tokenizer-", ".tmp-")
+    return next((path.name for path in sorted(folder.iterdir()) if not path.name.startswith(ours)), None)
+
+
+def _tokenizer_key(inputs: list[str], config: DataConfig) -> str:
+    """Names a tokenizer by all that decides it, so that one of another split, which saw what is now held out, is not reused."""
+    told = [file_facts(file)["sha256"] for file in find_files(inputs)]
+    text = json.dumps([told, config.vocab_size, config.validation, config.split_seed])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def training_texts(inputs: list[str], split_seed: int, validation: float) -> Iterator[str]:

@@ -30,6 +30,7 @@ from tokencodes.files import read_json, write_json
 from tokencodes.init import initialise
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 from tokencodes.train.config import RunConfig
+from tokencodes.train.corpus import foreign
 from tokencodes.train.heldout import held_out_loss, window_loss
 from tokencodes.train.metrics import HeldOutRecord, MetricsFile, Observer, StepRecord
 from tokencodes.train.optimizer import build_optimizer, learning_rate
@@ -72,6 +73,17 @@ def build_model(run: RunConfig) -> TokenCodeForCausalLM:
     return TokenCodeForCausalLM(config)
 
 
+def check_folder(out: Path, run: RunConfig) -> None:
+    """A folder belongs to one configuration for good; InputError if it holds another run, or something else."""
+    saved = out / "config.toml"
+    if saved.is_file():
+        differs = difference(read_run(saved), run)
+        if differs:
+            raise InputError(f"{out}: made from another configuration ({differs}); choose another --out")
+    elif out.is_dir() and foreign(out):
+        raise InputError(f"{out}: neither empty nor a run's folder (it holds {foreign(out)}); choose another --out")
+
+
 class Trainer:
     """One run: model, optimizer, data and counters. `run()` trains it to its budget, or to a stop."""
 
@@ -87,30 +99,20 @@ class Trainer:
         dataset.require(run.data.vocab_size)
         self.config, self.dataset, self.out, self.observer = run, dataset, out, observer
         self.stop, self.on_stage = stop or Stop(), on_stage
-        self._claim_folder()
+        check_folder(out, run)
         self.shards = dataset.shards("train")
         batch = run.batch
         self.sampler = PaperSampler(self.shards, run.model.context, run.seed, batch.streams, batch.windows_per_visit)
         self.held_out: HeldOut = held_out_windows(dataset, run.model.context, run.heldout.windows)
+        out.mkdir(parents=True, exist_ok=True)
+        write_run(out / "config.toml", run)
         self.model = build_model(run).train()
         initialise(self.model, run.seed)
         self.optimizer = build_optimizer(self.model, run.optimizer)
         self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.manifest["tokenizer_sha256"])
         self._last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)
+        self._measured: tuple[int, float] | None = None  # update and held-out loss
         self._resume()
-
-    def _claim_folder(self) -> None:
-        """A folder belongs to one configuration for good."""
-        saved = self.out / "config.toml"
-        if saved.is_file():
-            differs = difference(read_run(saved), self.config)
-            if differs:
-                raise InputError(f"{self.out}: made from another configuration ({differs}); choose another --out")
-            return
-        if self.out.is_dir() and any(path.name != "data" and path.name != "tokenizer.json" for path in self.out.iterdir()):
-            raise InputError(f"{self.out}: neither empty nor a run's folder; choose another --out")
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_run(saved, self.config)
 
     def _resume(self) -> None:
         newest = checkpoint.newest_intact(self.out / "checkpoints", self.observer.say)
@@ -190,9 +192,15 @@ class Trainer:
         self._last_ids = ids
         return StepRecord(self.state.update, self.state.targets, loss, lr, norm, seconds)
 
+    def held_out_loss(self) -> float:
+        """Held-out loss of the weights as they are, computed once for each update."""
+        if self._measured is None or self._measured[0] != self.state.update:
+            loss = held_out_loss(self.model, self.held_out, self.config.batch.microbatch_windows)
+            self._measured = self.state.update, loss
+        return self._measured[1]
+
     def _measure(self, metrics: MetricsFile) -> None:
-        loss = held_out_loss(self.model, self.held_out, self.config.batch.microbatch_windows)
-        record = HeldOutRecord(self.state.update, self.state.targets, loss)
+        record = HeldOutRecord(self.state.update, self.state.targets, self.held_out_loss())
         metrics.write(record)
         self.observer.record(record)
 
@@ -212,7 +220,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     )
     fast.save_pretrained(trainer.out / "model")
     config, state, held_out = trainer.config, trainer.state, trainer.held_out
-    loss = held_out_loss(trainer.model, held_out, config.batch.microbatch_windows)
+    loss = trainer.held_out_loss()
     result = {
         "arm": config.arm,
         "seed": config.seed,
@@ -236,12 +244,9 @@ def finish(trainer: Trainer) -> dict[str, Any]:
 
 def train(run: RunConfig, dataset: Dataset, out: Path, observer: Observer, stop: Stop | None = None) -> dict[str, Any] | None:
     """One run to its end: its result, or None if it was stopped (repeating the call goes on)."""
-    done = out / "result.json"
-    if done.is_file():
-        differs = difference(read_run(out / "config.toml"), run)
-        if differs:
-            raise InputError(f"{out}: made from another configuration ({differs}); choose another --out")
-        result: dict[str, Any] = read_json(done)
+    check_folder(out, run)
+    if (out / "result.json").is_file():
+        result: dict[str, Any] = read_json(out / "result.json")
         return result
     trainer = Trainer(run, dataset, out, observer, stop)
     return finish(trainer) if trainer.run() else None

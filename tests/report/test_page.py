@@ -1,0 +1,131 @@
+"""The page: whole, self-contained, true to the numbers on disk."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from tokencodes.errors import InputError
+from tokencodes.files import read_json
+from tokencodes.report import figures
+from tokencodes.report.page import write_report
+from tokencodes.report.results import read_study_folder
+from tokencodes.study import compare
+from tokencodes.train.loop import Stop
+from tokencodes.train.metrics import Silent
+
+
+@pytest.fixture(scope="module")
+def folder(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("study")
+    assert compare(study, out, Silent())
+    write_report(out)
+    return out
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes and text; void elements aside, every tag must be closed in order."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "hr", "input"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def test_the_page_is_whole_and_asks_for_nothing_from_outside(folder):
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    loads = [value for tag, name, value in page.attributes if name in {"src", "href", "xlink:href", "data", "srcset"}]
+    assert all(value.startswith(("#", "data:image/png;base64,")) for value in loads)
+    assert "@import" not in text
+    assert not re.search(r"url\((?!#)", text)
+    assert not any(tag == "script" for tag, _, _ in page.attributes)
+
+
+def test_ids_in_the_page_are_unique(folder):
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    shared = {value for value in ids if ids.count(value) > 1}
+    used = {
+        value
+        for _, name, value in page.attributes
+        if name in {"xlink:href", "clip-path"}
+        for value in re.findall(r"#([\w-]+)", value)
+    }
+    assert not shared & used
+
+
+def test_its_numbers_are_those_on_disk(folder, study):
+    words = " ".join(Page((folder / "report.html").read_text(encoding="utf-8")).words.split())
+    summary = read_json(folder / "summary.json")
+    assert "8 of 8 runs" in words
+    for arm in study.arms:
+        losses = [read_json(folder / arm / f"seed-{seed}" / "result.json")["held_out_loss"] for seed in (1, 2)]
+        assert summary["arms"][arm]["held_out_loss"] == losses
+        assert f"{sum(losses) / 2:.3f}" in words
+        assert ", ".join(f"{loss:.3f}" for loss in losses) in words
+    for pair in summary["pairs"]:
+        assert pair["sentence"] in words
+    assert {pair["arm"] for pair in summary["pairs"]} == {"binary", "gf2", "permuted"}
+    for heading in (
+        "Findings",
+        "Learning curves",
+        "Parameters",
+        "Codebooks",
+        "Text they write",
+        "What is not shown",
+        "Environment",
+    ):
+        assert heading in words
+
+
+def test_every_seed_is_a_line_and_a_mark(folder):
+    result = read_study_folder(folder)
+    curves = figures.loss_curves(result)
+    for look in figures.looks(result.arms).values():
+        assert curves.lower().count(f"stroke: {look.colour.lower()}") >= 2
+
+
+def test_an_unfinished_study_says_so(study, tmp_path):
+    class AfterTwoRuns(Silent):
+        begun = 0
+
+        def begin(self, name, update, updates):
+            self.begun += 1
+            stop.asked = self.begun > 2
+
+    stop = Stop()
+    assert not compare(study, tmp_path / "part", AfterTwoRuns(), stop)
+    write_report(tmp_path / "part")
+    words = Page((tmp_path / "part" / "report.html").read_text(encoding="utf-8")).words
+    assert "2 of 8 runs; the study is not finished" in words
+    assert "in one run each" in words
+
+
+def test_a_folder_that_holds_no_study_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no study.toml"):
+        write_report(tmp_path)
+
+
+def test_text_from_a_model_cannot_become_markup(folder):
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert text.count("<blockquote>") == text.count("</blockquote>") == 4

@@ -1,0 +1,182 @@
+"""The command contract: exit 0, 1, 2; one line for unusable input; JSON alone on standard output."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from tokencodes import checkpoint
+from tokencodes.cli import run
+from tokencodes.train.loop import train
+from tokencodes.train.metrics import Silent
+from tokencodes.verify import certificate, checks
+
+
+@pytest.fixture
+def preset(study, tmp_path) -> str:
+    path = tmp_path / "tiny.toml"
+    path.write_text(tomli_w.dumps(study.model_dump(mode="json", exclude_none=True)))
+    return str(path)
+
+
+def bad(capsys, *arguments: str) -> str:
+    """The one line of a command that must exit with 2."""
+    assert run(list(arguments)) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("tokencodes: ")
+    assert told.err.count("\n") == 1
+    assert "Traceback" not in told.err
+    return told.err
+
+
+def test_train_verify_report_and_their_json(preset, capsys, tmp_path):
+    out = str(tmp_path / "run")
+    assert run(["train", preset, "--out", out, "--arm", "gf2", "--seed", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["done"], told["arm"], told["seed"]) == (True, "gf2", 2)
+    assert run(["verify", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["holds"] is True
+    assert run(["verify", out]) == 0
+    assert "codebook regenerated" in capsys.readouterr().out
+
+
+def test_compare_leaves_a_report_and_report_rebuilds_it(preset, capsys, tmp_path):
+    out = tmp_path / "study"
+    sets = ["--set", "study.seeds=[1]", "--set", "budget.targets=128"]
+    assert run(["compare", preset, "--out", str(out), *sets, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["arms"]) == {"learned", "binary", "gf2", "permuted"}
+    page = (out / "report.html").read_bytes()
+    (out / "report.html").unlink()
+    assert run(["report", str(out), "--json"]) == 0
+    assert Path(json.loads(capsys.readouterr().out)["report"]).read_bytes() == page
+
+
+def test_params_of_the_paper(capsys):
+    assert run(["params", "paper", "--json"]) == 0
+    arms = json.loads(capsys.readouterr().out)["arms"]
+    assert [arms[arm]["total_parameters"] for arm in ("learned", "binary", "gf2")] == [
+        1_812_039_680,
+        1_711_376_384,
+        1_711_376_384,
+    ]
+    assert [arms[arm]["buffer_entries"] for arm in ("learned", "binary", "gf2")] == [0, 786_432, 786_704]
+
+
+def test_tokenizer_prepare_and_config_show(texts, capsys, tmp_path):
+    tokenizer = str(tmp_path / "t.json")
+    assert run(["tokenizer", str(texts), "--vocab", "300", "--out", tokenizer, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["vocab_size"] == 300
+    arguments = ["prepare", str(texts), "--tokenizer", tokenizer, "--out", str(tmp_path / "d"), "--validation", "0.2", "--json"]
+    assert run(arguments) == 0
+    fingerprint = json.loads(capsys.readouterr().out)["fingerprint"]
+    assert run(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["fingerprint"] == fingerprint
+    assert run(["config", "show", "quickstart", "--set", "budget.targets=1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["budget.targets"] == {"value": 1, "origin": "--set budget.targets=1"}
+
+
+def test_a_check_that_does_not_hold_exits_with_1(study, dataset, tmp_path, capsys, monkeypatch):
+    train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
+    monkeypatch.setattr(certificate, "CHECKS", (lambda model: checks.check("always", "measured on these inputs", False, "no"),))
+    assert run(["verify", str(tmp_path / "run"), "--json"]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["holds"] is False
+    assert "always: no" in told.err
+
+
+def test_bad_input_is_one_line_and_exit_2(preset, texts, dataset, study, capsys, tmp_path):
+    out = str(tmp_path / "out")
+    train_command = ["train", preset, "--out", out]
+    assert "did you mean 'peak_lr'" in bad(capsys, *train_command, "--set", "optimizer.peak_rl=1")
+    assert "below the code width 9" in bad(capsys, *train_command, "--set", "model.hidden_size=8")
+    assert "over 5 heads" in bad(capsys, *train_command, "--set", "model.num_attention_heads=5")
+    assert "set it to false" in bad(capsys, *train_command, "--set", "model.tie_word_embeddings=true")
+    assert "arm 'gf3' is not in this preset" in bad(capsys, *train_command, "--arm", "gf3")
+    assert "did you mean 'quickstart'" in bad(capsys, "compare", "quikstart", "--out", out)
+    assert "the model has 321" in bad(capsys, *train_command, "--set", "data.vocab_size=321")
+    assert "no such option" in bad(capsys, "train", preset, "--uot", out).lower()
+    assert "no document long enough" in bad(capsys, *train_command, "--set", "model.context=5000")
+    assert "neither a run" in bad(capsys, "verify", str(tmp_path))
+    assert not Path(out).exists()
+
+    lines = tmp_path / "bad.jsonl"
+    lines.write_bytes(b'{"text": "fine"}\n{"text": \n')
+    tokenizer = str(dataset.path / "tokenizer.json")
+    prepare = ["prepare", "--tokenizer", tokenizer, "--out", str(tmp_path / "d")]
+    assert f"{lines}, line 2: not JSON" in bad(capsys, *prepare, str(lines))
+    lines.write_bytes(b'{"text": "fine"}\n{"text": "\xe9"}\n')
+    assert f"{lines}, line 2: not UTF-8" in bad(capsys, *prepare, str(lines))
+    assert "no such file or folder" in bad(capsys, *prepare, str(tmp_path / "none.txt"))
+
+    train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
+    told = bad(capsys, "train", preset, "--out", str(tmp_path / "run"), "--arm", "gf2", "--set", "budget.targets=64")
+    assert "made from another configuration (budget.targets is 512 there, 64 asked for)" in told
+
+
+def test_a_dataset_of_another_tokenizer_and_a_corrupt_shard(preset, dataset, capsys, tmp_path):
+    other = tmp_path / "other.json"
+    assert run(["tokenizer", "embedded:austen", "--vocab", "320", "--out", str(other)]) == 0
+    capsys.readouterr()
+    told = bad(capsys, "train", preset, "--out", str(tmp_path / "out"), "--set", f"data.tokenizer={other}")
+    assert "made with another tokenizer" in told
+    shutil.copytree(dataset.path, tmp_path / "copy")
+    for tokens in (tmp_path / "copy").rglob("train-*/tokens.npy"):
+        data = bytearray(tokens.read_bytes())
+        data[-1000] ^= 1
+        tokens.write_bytes(data)
+    told = bad(capsys, "train", preset, "--out", str(tmp_path / "out"), "--set", f"data.dataset={tmp_path / 'copy'}")
+    assert "tokens.npy: damaged in bytes 0 to" in told
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(preset, capsys, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small file system")
+    command = ["train", preset, "--out", str(disk / "run"), "--set", "checkpoint.keep=9"]
+    try:
+        assert "No space left on device" in bad(capsys, *command)
+        kept = checkpoint.checkpoints(disk / "run" / "checkpoints")
+        assert kept
+        assert all(checkpoint.damage(path) is None for path in kept)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        assert run([*command, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["updates"] == 8
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(preset, tmp_path):
+    out = tmp_path / "run"
+    arguments = ["-m", "tokencodes", "train", preset, "--out", str(out), "--arm", "gf2", "--set", "budget.targets=1000000"]
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (out / "metrics.jsonl").is_file() or (out / "metrics.jsonl").read_text().count("\n") < 3:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    told, complaint = process.communicate(timeout=60)
+    assert process.returncode == 0, complaint
+    assert "everything up to here is saved" in told
+    assert f"tokencodes train {preset} --out {out}" in told
+    state = checkpoint.read_state(checkpoint.find(out))
+    assert state.update == len(
+        [line for line in (out / "metrics.jsonl").read_text().splitlines() if '"update"' in line and "lr" in line]
+    )
+
+
+def test_help_is_there_for_every_command(capsys):
+    for command in ("compare", "train", "report", "verify", "params", "tokenizer", "prepare"):
+        assert run([command, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out

@@ -1,0 +1,96 @@
+"""The main job on a tiny study: what it leaves, that it resumes, that it refuses."""
+
+import pytest
+
+from tests.conftest import tiny_study
+from tokencodes.errors import InputError
+from tokencodes.files import read_json
+from tokencodes.study import compare, runs
+from tokencodes.train.loop import Stop
+from tokencodes.train.metrics import Silent
+from tokencodes.verify.certificate import certify
+
+
+class Interrupt(Silent):
+    """Asks for a stop in the middle of the third run."""
+
+    def __init__(self, stop: Stop) -> None:
+        self.stop, self.begun = stop, 0
+
+    def begin(self, name, update, updates):
+        self.begun += 1
+
+    def record(self, record):
+        if self.begun == 3 and record.update == 3:
+            self.stop.asked = True
+
+
+@pytest.fixture(scope="module")
+def whole(study, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    assert compare(study, out, Silent())
+    return out
+
+
+def test_seeds_are_the_outer_loop_so_that_pairs_come_early(study):
+    assert [name for _, name in runs(study)][:5] == [
+        "learned/seed-1",
+        "binary/seed-1",
+        "gf2/seed-1",
+        "permuted/seed-1",
+        "learned/seed-2",
+    ]
+
+
+def test_every_run_leaves_its_configuration_metrics_checkpoints_and_model(study, whole):
+    for run, name in runs(study):
+        for left in ("config.toml", "metrics.jsonl", "checkpoints/latest", "model/config.json", "model/tokenizer.json"):
+            assert (whole / name / left).is_file(), left
+        result = read_json(whole / name / "result.json")
+        assert (result["arm"], result["seed"], result["updates"]) == (run.arm, run.seed, 8)
+        assert read_json(whole / name / "sample.json")["continuation"]
+    assert certify(whole / "gf2" / "seed-2").holds
+
+
+def test_an_interrupted_study_goes_on_to_the_same_results(study, whole, tmp_path):
+    stop = Stop()
+    assert not compare(study, tmp_path / "study", Interrupt(stop), stop)
+    assert not (tmp_path / "study" / "gf2" / "seed-1" / "result.json").exists()
+    assert compare(study, tmp_path / "study", Silent())
+    for _, name in runs(study):
+        one, other = (read_json(folder / name / "result.json") for folder in (whole, tmp_path / "study"))
+        assert one["held_out_loss"] == other["held_out_loss"]
+        assert read_json(whole / name / "sample.json") == read_json(tmp_path / "study" / name / "sample.json")
+
+
+def test_another_study_or_other_files_in_the_folder_are_refused(study, whole, dataset, tmp_path):
+    with pytest.raises(InputError, match="holds a study of another configuration"):
+        compare(tiny_study(dataset.path, budget={"targets": 64}), whole, Silent())
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match="neither empty nor a study's folder"):
+        compare(study, tmp_path, Silent())
+
+
+def test_a_configuration_that_cannot_work_does_not_claim_the_folder_nor_leave_its_tokenizer(texts, tmp_path):
+    arms, out = {"learned": {"interface": "learned"}}, tmp_path / "study"
+    sections = {"arms": arms, "study": {"seeds": [1]}, "budget": {"targets": 64}}
+    data = {"inputs": [str(texts)], "vocab_size": 300, "validation": 1e-9}
+    with pytest.raises(InputError, match="no document fell on the validation side"):
+        compare(tiny_study("", data=data, **sections), out, Silent())
+    assert compare(tiny_study("", data={**data, "validation": 0.2}, **sections), out, Silent())
+    assert len(list(out.glob("tokenizer-*.json"))) == 2  # the first had seen what is held out now, so it was not reused
+    told = read_json(out / "facts.json")["dataset"]["tokenizer_sha256"]
+    fresh = tmp_path / "fresh"
+    assert compare(tiny_study("", data={**data, "validation": 0.2}, **sections), fresh, Silent())
+    assert read_json(fresh / "facts.json")["dataset"]["tokenizer_sha256"] == told
+
+
+def test_a_study_from_text_trains_its_own_tokenizer_on_the_training_side(texts, tmp_path):
+    data = {"inputs": [str(texts)], "vocab_size": 300, "validation": 0.2}
+    arms = {"learned": {"interface": "learned"}}
+    study = tiny_study("", data=data, arms=arms, study={"seeds": [1]}, budget={"targets": 64})
+    assert compare(study, tmp_path / "study", Silent())
+    facts = read_json(tmp_path / "study" / "facts.json")
+    assert len(list((tmp_path / "study").glob("tokenizer-*.json"))) == 1
+    assert facts["dataset"]["vocab_size"] == 300
+    assert facts["dataset"]["validation"]["documents"] > 0
