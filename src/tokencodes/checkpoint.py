@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -184,8 +185,7 @@ def load_model(path: Path) -> TokenCodeForCausalLM:
     """The model of a run (its newest checkpoint), of one checkpoint or of an exported folder; its codebook is checked."""
     place = find(path)
     if not (place / "manifest.json").is_file():
-        model: TokenCodeForCausalLM = TokenCodeForCausalLM.from_pretrained(place)
-        return model.eval()
+        return _load_exported(place)
     problem = damage(place)
     if problem:
         raise InputError(f"{problem}; take another checkpoint or a new copy")
@@ -196,6 +196,17 @@ def load_model(path: Path) -> TokenCodeForCausalLM:
         dcp.load(tensors, checkpoint_id=place / "tensors", no_dist=True)
         set_model_state_dict(model, tensors["model"])
     model.input_interface.check()
+    return model.eval()
+
+
+def _load_exported(folder: Path) -> TokenCodeForCausalLM:
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind != TokenCodeConfig.model_type:
+        raise InputError(f"{folder}: a model of type {kind!r}, not {TokenCodeConfig.model_type!r}; name one made by tokencodes")
+    try:
+        model: TokenCodeForCausalLM = TokenCodeForCausalLM.from_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder}: cannot be loaded ({str(error).splitlines()[0]}); take a complete copy") from None
     return model.eval()
 
 

@@ -1,11 +1,16 @@
 """Files that appear whole or not at all."""
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokencodes.errors import InputError
+
+LOCK = ".lock"
 
 
 def fsync(path: Path) -> None:
@@ -50,3 +55,15 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: no such file") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged ({error}); take a new copy or make it anew") from None
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Makes `folder` and holds it: two programs that write into one folder would undo each other's work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{folder}: another program is writing here; wait for it, or choose another --out") from None
+        yield

@@ -1,9 +1,10 @@
 """Arms × seeds: what `compare` runs. Seeds are the outer loop, so that a study stopped early holds matched pairs.
 
-Leaves STUDY/study.toml, tokenizer-KEY.json, data/, yardsticks.json, ARM/seed-N/ (config.toml, metrics.jsonl, checkpoints/, model/,
-result.json, sample.json) and report.html. Repeating the command goes on where it was stopped.
+Leaves STUDY/study.toml, tokenizer-KEY.json, data/, yardsticks.json, and in ARM/seed-N/ config.toml,
+metrics.jsonl, checkpoints/, model/, result.json, sample.json. Repeating the command goes on where it was stopped.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from tokencodes.data.shards import Dataset
 from tokencodes.data.windows import held_out_windows
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
-from tokencodes.files import write_json, write_text
+from tokencodes.files import only_one, write_json, write_text
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.train.account import account
 from tokencodes.train.config import RunConfig, StudyConfig
@@ -38,18 +39,23 @@ def runs(study: StudyConfig) -> Iterator[tuple[RunConfig, str]]:
 
 def compare(study: StudyConfig, out: Path, observer: Observer, stop: Stop | None = None) -> bool:
     """Trains what is missing; True if every run is done. InputError if `out` holds another study."""
-    stop = stop or Stop()
     text = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
     _check_folder(out, text)
+    with only_one(out):
+        return _compare(study, out, text, observer, stop or Stop())
+
+
+def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop) -> bool:
     dataset = open_dataset(study.data, out, observer.say)
     held_out = held_out_windows(dataset, study.model.context, study.heldout.windows)
-    out.mkdir(parents=True, exist_ok=True)
     write_text(out / "study.toml", text)  # only now, so that a configuration that cannot work does not claim the folder
     if not (out / "yardsticks.json").is_file():
         losses = fit_and_score(dataset, held_out.ids_NT1)
         write_json(out / "yardsticks.json", {**asdict(losses), "held_out_sha256": held_out.sha256})
     write_json(out / "facts.json", _facts(study, dataset))
-    for run, name in runs(study):
+    planned, began, trained = list(runs(study)), time.monotonic(), 0
+    for number, (run, name) in enumerate(planned, 1):
+        fresh = not (out / name / "result.json").is_file()
         result = train(run, dataset, out / name, observer, stop)
         if result is None:
             return False
@@ -58,6 +64,11 @@ def compare(study: StudyConfig, out: Path, observer: Observer, stop: Stop | None
         if not (out / name / "sample.json").is_file():
             prompt = held_out.ids_NT1[len(held_out.ids_NT1) // 2, :SAMPLE_PROMPT_TOKENS].tolist()
             write_json(out / name / "sample.json", sample(out / name / "model", prompt, run.seed))
+        if fresh:
+            trained += 1
+            left = (time.monotonic() - began) / trained * (len(planned) - number) / 60
+            told = f"{run.arm} seed {run.seed}: held-out loss {result['held_out_loss']:.3f}"
+            observer.say(f"run {number} of {len(planned)} done: {told}; about {left:.0f} min left")
     return True
 
 

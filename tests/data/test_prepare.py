@@ -109,7 +109,7 @@ def test_what_an_unfinished_run_with_other_settings_left_is_made_anew(texts, tok
 def test_two_runs_into_one_folder_are_kept_apart(texts, tokenizer_path, tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another prepare is at work"):
+        with pytest.raises(InputError, match="another program is writing here"):
             prepare([str(texts)], tokenizer_path, tmp_path, validation=0.2)
 
 

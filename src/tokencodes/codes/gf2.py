@@ -67,7 +67,7 @@ def draw_matrix(size: int, seed: int, min_weight: int) -> Bits:
 
     The paper gives the conditions and the seed (12345), not the generator. Ours: candidate n = 0, 1, 2, ... takes row r
     from the words of Philox key (seed, "gf2-rows"), counters (0, r, n, 0), (1, r, n, 0), ..., bit j of the row being bit
-    j mod 64 of word j div 64. The first candidate that meets the weights, then the rank, is A, so A is uniform over what is allowed.
+    j mod 64 of word j div 64. The first candidate that meets the weights, then the rank, is A: uniform over what is allowed.
 
     Raises InputError if 10,000 candidates fail.
     """

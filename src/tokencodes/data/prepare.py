@@ -4,21 +4,22 @@ A source's folder appears by one rename, the manifest is written last, and the s
 stopped. `<|endoftext|>` is appended to every document and counts towards its length (our choice; the paper does not say).
 """
 
-import fcntl
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokencodes.data.shards import FORMAT, VERSION, Dataset, fingerprint, write_shard
+import numpy as np
+from numpy.typing import NDArray
+
+from tokencodes.data.shards import FORMAT, VERSION, Dataset, fingerprint, token_dtype, write_shard
 from tokencodes.data.split import Split, split_of
 from tokencodes.data.text import Document, find_files, read_documents
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
-from tokencodes.files import fsync, read_json, write_json
+from tokencodes.files import fsync, only_one, read_json, write_json
 
 BATCH_DOCUMENTS = 256
 Progress = Callable[[str], None]
@@ -53,8 +54,7 @@ def prepare(
     tokenizer = TokenizerFile(tokenizer_path)
     settings = PrepareSettings(tokenizer.sha256, tokenizer.vocab_size, split_seed, validation, shard_tokens)
     names = _source_names(files)
-    out.mkdir(parents=True, exist_ok=True)
-    with _only_one(out):
+    with only_one(out):
         for leftover in out.glob(".tmp-*"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if (out / "manifest.json").is_file():
@@ -68,17 +68,6 @@ def prepare(
         manifest = {"format": FORMAT, "version": VERSION, **asdict(settings), "sources": sources}
         write_json(out / "manifest.json", {**manifest, "fingerprint": fingerprint(manifest)})
     return Dataset(out)
-
-
-@contextmanager
-def _only_one(out: Path) -> Iterator[None]:
-    """Two runs into one folder would each remove the other's temporary files."""
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{out}: another prepare is at work here; wait for it, or choose another --out") from None
-        yield
 
 
 def _source_names(files: list[Path]) -> list[str]:
@@ -124,7 +113,8 @@ def _prepare_source(file: Path, folder: Path, tokenizer: TokenizerFile, settings
 def _write_shards(file: Path, partial: Path, tokenizer: TokenizerFile, settings: PrepareSettings) -> list[dict[str, Any]]:
     partial.mkdir(parents=True)
     shards: list[dict[str, Any]] = []
-    ids: dict[Split, list[list[int]]] = {"train": [], "validation": []}
+    ids: dict[Split, list[NDArray[Any]]] = {"train": [], "validation": []}
+    dtype = token_dtype(settings.vocab_size)
     names: dict[Split, list[str]] = {"train": [], "validation": []}
     sizes: dict[Split, int] = {"train": 0, "validation": 0}
 
@@ -132,13 +122,13 @@ def _write_shards(file: Path, partial: Path, tokenizer: TokenizerFile, settings:
         if ids[split]:
             number = sum(entry["split"] == split for entry in shards)
             folder = partial / f"{split}-{number:05d}"
-            shards.append(write_shard(folder, split, ids[split], names[split], file.name, settings.vocab_size))
+            shards.append(write_shard(folder, split, ids[split], names[split], file.name))
             ids[split], names[split], sizes[split] = [], [], 0
 
     for first, batch in _batches(read_documents(file)):
         for number, (document, encoded) in enumerate(zip(batch, tokenizer.encode([d.text for d in batch]), strict=True)):
             split = split_of(document, settings.split_seed, settings.validation)
-            ids[split].append([*encoded, tokenizer.end_of_text])
+            ids[split].append(np.array([*encoded, tokenizer.end_of_text], dtype=dtype))
             names[split].append(document.id if document.id is not None else f"{file.name}:{first + number}")
             sizes[split] += len(encoded) + 1
             if sizes[split] >= settings.shard_tokens:

@@ -58,15 +58,12 @@ def fingerprint(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def write_shard(
-    folder: Path, split: Split, ids: list[list[int]], names: list[str], source: str, vocab_size: int
-) -> dict[str, Any]:
-    """Writes and fsyncs one shard; returns its entry for the manifest, `path` relative to `folder`'s parent's parent."""
+def write_shard(folder: Path, split: Split, ids: list[NDArray[Any]], names: list[str], source: str) -> dict[str, Any]:
+    """Writes and fsyncs one shard of at least one document; returns its entry for the manifest."""
     folder.mkdir(parents=True)
-    lengths = np.fromiter((len(document) for document in ids), dtype=np.int64, count=len(ids))
     offsets = np.zeros(len(ids) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    tokens = np.fromiter((id for document in ids for id in document), token_dtype(vocab_size), count=int(offsets[-1]))
+    np.cumsum([len(document) for document in ids], out=offsets[1:])
+    tokens = np.concatenate(ids)
     np.save(folder / TOKENS, tokens)
     np.save(folder / OFFSETS, offsets)
     pq.write_table(pa.table({"id": names, "source": [source] * len(names)}), folder / DOCUMENTS)

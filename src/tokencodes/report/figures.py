@@ -79,7 +79,13 @@ def loss_curves(study: StudyResult) -> str:
                 linewidth=1.4,
                 label=arm if number == 0 else None,
             )
-    _yardsticks(axes, study, horizontal=True)
+    for name in ("unigram", "bigram"):
+        axes.axhline(study.yardsticks[name], color="#666666", linewidth=1, linestyle=(0, (2, 2)))
+        place = (1.0, study.yardsticks[name])
+        axes.annotate(name, place, xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=10.5)
+    # The start, near ln V in every arm, would flatten everything else: the lines come in from above.
+    later = [line["loss"] for arm in study.arms for run in study.runs[arm].values() for line in run.held_out[1:]]
+    axes.set_ylim(top=max([study.yardsticks["unigram"], *later]) + 0.3)
     axes.set_xlabel("targets seen (thousands)")
     axes.set_ylabel("held-out loss (nats a target)")
     axes.legend(frameon=False, fontsize=10.5, handlelength=3.2)
@@ -95,31 +101,11 @@ def final_losses(study: StudyResult) -> str:
         axes.plot(values, np.full(len(values), row), look.marker, color=look.colour, markersize=7, fillstyle="none", mew=1.6)
         axes.plot([values.mean()] * 2, [row - 0.28, row + 0.28], color=look.colour, linewidth=2.4)
         axes.annotate(f"{values.mean():.3f}", (values.mean(), row - 0.3), ha="center", va="bottom", fontsize=10.5)
-    _yardsticks(axes, study, horizontal=False)
     axes.set_yticks(range(len(arms)), arms)
     axes.set_ylim(len(arms) - 0.5, -0.75)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("held-out loss (nats a target); lower is better")
     return svg(figure, "final")
-
-
-def _yardsticks(axes: Axes, study: StudyResult, horizontal: bool) -> None:
-    for name in ("unigram", "bigram"):
-        value = study.yardsticks[name]
-        if horizontal:
-            axes.axhline(value, color="#666666", linewidth=1, linestyle=(0, (2, 2)))
-            axes.annotate(name, (1.0, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=10.5)
-        else:
-            axes.axvline(value, color="#666666", linewidth=1, linestyle=(0, (2, 2)))
-            axes.annotate(
-                name,
-                (value, 0.0),
-                xycoords=("data", "axes fraction"),
-                ha="right",
-                va="bottom",
-                rotation=90,
-                fontsize=10.5,
-            )
 
 
 def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:

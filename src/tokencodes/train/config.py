@@ -6,7 +6,7 @@ declared optimizer overrides may differ between the runs of a study: that is wha
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tokencodes.codes import InterfaceSpec
 from tokencodes.errors import InputError
@@ -16,6 +16,17 @@ NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+def one_line(error: ValidationError) -> str:
+    """pydantic's first complaint: dotted key, value, message."""
+    first = error.errors()[0]
+    if isinstance(first.get("ctx", {}).get("error"), InputError):
+        return str(first["ctx"]["error"])
+    place = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], dict | BaseModel) else f" = {first['input']!r}"
+    return f"{place}{given}: {message}" if place else message
 
 
 class Section(BaseModel):
@@ -189,9 +200,12 @@ class StudyConfig(Recipe):
         chosen = self.arms[arm]
         for key in chosen.overrides:
             if key not in OptimizerConfig.model_fields:
-                raise ValueError(
+                raise InputError(
                     f"arms.{arm}.overrides.{key}: only optimizer keys may differ between arms, or they are not matched: "
                     f"{', '.join(OptimizerConfig.model_fields)}"
                 )
-        told["optimizer"] = OptimizerConfig(**{**self.optimizer.model_dump(), **chosen.overrides})
-        return RunConfig(arm=arm, interface=chosen.interface, seed=seed, **told)
+        try:
+            told["optimizer"] = OptimizerConfig(**{**self.optimizer.model_dump(), **chosen.overrides})
+            return RunConfig(arm=arm, interface=chosen.interface, seed=seed, **told)
+        except ValidationError as error:
+            raise InputError(f"arm {arm!r}: {one_line(error)}") from None

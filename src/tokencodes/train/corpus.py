@@ -12,6 +12,7 @@ from tokencodes.data.split import split_of
 from tokencodes.data.text import find_files, read_documents
 from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
 from tokencodes.errors import InputError, nearest
+from tokencodes.files import LOCK
 from tokencodes.train.config import DataConfig
 
 EMBEDDED = "embedded:"
@@ -65,7 +66,7 @@ def open_dataset(config: DataConfig, folder: Path, progress: Progress) -> Datase
 
 def foreign(folder: Path) -> str | None:
     """The first entry of an output folder that `open_dataset` did not put there; None if there is no such entry."""
-    ours = ("data", "tokenizer-", ".tmp-")
+    ours = ("data", "tokenizer-", ".tmp-", LOCK)
     return next((path.name for path in sorted(folder.iterdir()) if not path.name.startswith(ours)), None)
 
 

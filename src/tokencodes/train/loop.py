@@ -8,6 +8,7 @@ import math
 import platform
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from tokencodes.data.sampler import PaperSampler
 from tokencodes.data.shards import Dataset
 from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.files import read_json, write_json
+from tokencodes.files import only_one, read_json, write_json
 from tokencodes.init import initialise
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 from tokencodes.train.config import RunConfig
@@ -35,6 +36,8 @@ from tokencodes.train.heldout import held_out_loss, window_loss
 from tokencodes.train.metrics import HeldOutRecord, MetricsFile, Observer, StepRecord
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.settings import difference, read_run, write_run
+
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage, in bytes
 
 
 @dataclass
@@ -235,7 +238,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         "held_out_sha256": held_out.sha256,
         "dataset_fingerprint": trainer.dataset.fingerprint,
         "seconds": state.seconds,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "process_peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,
         "environment": environment(),
     }
     write_json(trainer.out / "result.json", result)
@@ -249,7 +252,8 @@ def train(run: RunConfig, dataset: Dataset, out: Path, observer: Observer, stop:
         result: dict[str, Any] = read_json(out / "result.json")
         return result
     trainer = Trainer(run, dataset, out, observer, stop)
-    return finish(trainer) if trainer.run() else None
+    with only_one(out):
+        return finish(trainer) if trainer.run() else None
 
 
 def environment() -> dict[str, str | int]:

@@ -40,10 +40,13 @@ Record = StepRecord | HeldOutRecord
 
 
 class MetricsFile:
-    """metrics.jsonl: one record a line, appended and flushed; on resume, lines after the checkpoint are dropped first."""
+    """metrics.jsonl: one record a line, appended and flushed; on resume, lines after the checkpoint are dropped first.
+
+    Without a checkpoint (`resume_update` 0) the run begins anew, and so does the file.
+    """
 
     def __init__(self, path: Path, resume_update: int) -> None:
-        kept = [line for line in read_metrics_lines(path) if line["update"] <= resume_update]
+        kept = [line for line in read_metrics_lines(path) if resume_update > 0 and line["update"] <= resume_update]
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
 

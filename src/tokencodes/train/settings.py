@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from tokencodes.errors import InputError, nearest
 from tokencodes.files import write_text
-from tokencodes.train.config import RunConfig, StudyConfig
+from tokencodes.train.config import RunConfig, StudyConfig, one_line
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -76,13 +76,7 @@ def validate(model: type[Model], told: dict[str, Any], origin: str) -> Model:
     try:
         return model.model_validate(told)
     except ValidationError as error:
-        first = error.errors()[0]
-        if isinstance(first.get("ctx", {}).get("error"), InputError):
-            raise InputError(f"{origin}: {first['ctx']['error']}") from None
-        place = ".".join(str(part) for part in first["loc"] if part != "[key]")
-        message = first["msg"].removeprefix("Value error, ")
-        given = "" if isinstance(first["input"], dict | BaseModel) else f" = {first['input']!r}"
-        raise InputError(f"{origin}: {place}{given}: {message}" if place else f"{origin}: {message}") from None
+        raise InputError(f"{origin}: {one_line(error)}") from None
 
 
 def difference(saved: RunConfig, asked: RunConfig) -> str | None:
