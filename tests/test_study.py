@@ -63,9 +63,23 @@ def test_an_interrupted_study_goes_on_to_the_same_results(study, whole, tmp_path
         assert read_json(whole / name / "sample.json") == read_json(tmp_path / "study" / name / "sample.json")
 
 
+def test_a_study_grows_by_arms_and_seeds_without_training_anything_again(dataset, tmp_path):
+    arms = {"learned": {"interface": "learned"}}
+    small = tiny_study(dataset.path, arms=arms, study={"seeds": [1]})
+    large = tiny_study(dataset.path, arms={**arms, "signed": {"interface": "binary:values=pm1"}}, study={"seeds": [1, 2]})
+    assert compare(small, tmp_path, Silent())
+    before = (tmp_path / "learned" / "seed-1" / "metrics.jsonl").stat().st_mtime_ns
+    assert compare(large, tmp_path, Silent())
+    assert (tmp_path / "learned" / "seed-1" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert (tmp_path / "signed" / "seed-2" / "result.json").is_file()
+
+
 def test_another_study_or_other_files_in_the_folder_are_refused(study, whole, dataset, tmp_path):
-    with pytest.raises(InputError, match="holds a study of another configuration"):
+    with pytest.raises(InputError, match=r"another recipe \(budget.targets is 512 there, 64 asked for\)"):
         compare(tiny_study(dataset.path, budget={"targets": 64}), whole, Silent())
+    changed = tiny_study(dataset.path, arms={"learned": {"interface": "learned:std=1"}})
+    with pytest.raises(InputError, match=r"interface is 'learned' there, 'learned:std=1' asked for"):
+        compare(changed, whole, Silent())
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match="neither empty nor a study's folder"):
         compare(study, tmp_path, Silent())

@@ -5,6 +5,7 @@ metrics.jsonl, checkpoints/, model/, result.json, sample.json. Repeating the com
 """
 
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from tokencodes.train.config import RunConfig, StudyConfig
 from tokencodes.train.corpus import foreign, open_dataset
 from tokencodes.train.loop import Stop, train
 from tokencodes.train.metrics import Observer
+from tokencodes.train.settings import flatten
 
 SAMPLE_TOKENS = 80
 SAMPLE_PROMPT_TOKENS = 16
@@ -38,11 +40,14 @@ def runs(study: StudyConfig) -> Iterator[tuple[RunConfig, str]]:
 
 
 def compare(study: StudyConfig, out: Path, observer: Observer, stop: Stop | None = None) -> bool:
-    """Trains what is missing; True if every run is done. InputError if `out` holds another study."""
-    text = tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
-    _check_folder(out, text)
+    """Trains what is missing; True if every run is done. A study may grow by arms and seeds, but keeps its recipe.
+
+    InputError if `out` holds a study of another recipe, or something else.
+    """
+    told = study.model_dump(mode="json", exclude_none=True)
+    _check_folder(out, told)
     with only_one(out):
-        return _compare(study, out, text, observer, stop or Stop())
+        return _compare(study, out, tomli_w.dumps(told), observer, stop or Stop())
 
 
 def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop) -> bool:
@@ -96,11 +101,17 @@ def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
     }
 
 
-def _check_folder(out: Path, text: str) -> None:
+def _check_folder(out: Path, told: dict[str, Any]) -> None:
     saved = out / "study.toml"
     if saved.is_file():
-        if saved.read_text(encoding="utf-8") != text:
-            raise InputError(f"{out}: holds a study of another configuration (see study.toml there); choose another --out")
+        before = flatten(tomllib.loads(saved.read_text(encoding="utf-8")))
+        now = flatten(told)
+        for key in sorted(before.keys() | now.keys()):
+            if before.get(key) != now.get(key) and key.split(".")[0] not in ("arms", "study"):
+                raise InputError(
+                    f"{out}: holds a study of another recipe ({key} is {before.get(key)!r} there, {now.get(key)!r} asked for); "
+                    "choose another --out"
+                )
     elif out.is_dir() and foreign(out):
         raise InputError(f"{out}: neither empty nor a study's folder (it holds {foreign(out)}); choose another --out")
 
