@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,16 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: no such file") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged ({error}); take a new copy or make it anew") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The TOML of a file that must be there; InputError names it if it is missing or damaged."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not TOML ({error})") from None
 
 
 @contextmanager

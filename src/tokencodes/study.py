@@ -5,7 +5,6 @@ metrics.jsonl, checkpoints/, model/, result.json, sample.json. Repeating the com
 """
 
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from tokencodes.data.shards import Dataset
 from tokencodes.data.windows import held_out_windows
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
-from tokencodes.files import only_one, write_json, write_text
+from tokencodes.files import only_one, read_toml, write_json, write_text
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.train.account import account
 from tokencodes.train.config import RunConfig, StudyConfig
@@ -104,7 +103,7 @@ def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
 def _check_folder(out: Path, told: dict[str, Any]) -> None:
     saved = out / "study.toml"
     if saved.is_file():
-        before = flatten(tomllib.loads(saved.read_text(encoding="utf-8")))
+        before = flatten(read_toml(saved))
         now = flatten(told)
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key) and key.split(".")[0] not in ("arms", "study"):

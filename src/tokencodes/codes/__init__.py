@@ -1,6 +1,6 @@
 """Codes: what a token's fixed vector is, as pure functions on numpy arrays (no torch anywhere below).
 
-Open in this order: `spec` (the written form, its four axes and its hash), `gf2` (algebra), `words`, `assign`, `lift`
+Open in this order: `spec` (the written form, its four axes and its hash), `gf2` and `scatter` (algebra, permutations), `words`, `assign`, `lift`
 (three of the axes), `codebook` (all of it put together). Paper: section "Interfaces".
 """
 

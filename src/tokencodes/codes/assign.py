@@ -8,7 +8,7 @@ code does not move off BOS/EOS.
 import numpy as np
 from numpy.typing import NDArray
 
-from tokencodes import philox
+from tokencodes.codes.scatter import round_keys, scatter
 
 
 def natural(count: int) -> NDArray[np.int64]:
@@ -17,7 +17,6 @@ def natural(count: int) -> NDArray[np.int64]:
 
 
 def permuted(count: int, seed: int) -> NDArray[np.int64]:
-    """A uniform seeded permutation of the words 1 ... V-1 over the tokens 1 ... V-1."""
-    words = np.zeros(count, dtype=np.int64)
-    words[1:] = 1 + philox.permutation(seed, "id-order", count - 1)
-    return words
+    """A seeded permutation of the words 1 ... V-1 over the tokens 1 ... V-1, by the formula of `scatter`."""
+    images: NDArray[np.int64] = scatter(natural(count), count, round_keys(count, seed))
+    return images

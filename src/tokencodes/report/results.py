@@ -1,7 +1,6 @@
 """A study's folder as values: what was asked, what is finished, and the statistics of it."""
 
 import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 
 from tokencodes.errors import InputError
 from tokencodes.evaluate.statistics import PairedDifference, paired_difference
-from tokencodes.files import read_json
+from tokencodes.files import read_json, read_toml
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def read_study_folder(folder: Path) -> StudyResult:
     saved = folder / "study.toml"
     if not saved.is_file():
         raise InputError(f"{folder}: no study.toml, so not a study's folder; make one by `tokencodes compare`")
-    config = tomllib.loads(saved.read_text(encoding="utf-8"))
+    config = read_toml(saved)
     runs: dict[str, dict[int, RunResult]] = {arm: {} for arm in config["arms"]}
     for arm, seeds in runs.items():
         for seed in config["study"]["seeds"]:

@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from tokencodes.errors import InputError, nearest
-from tokencodes.files import write_text
+from tokencodes.files import read_toml, write_text
 from tokencodes.train.config import RunConfig, StudyConfig, one_line
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -27,11 +27,7 @@ def preset_names() -> list[str]:
 
 def read_study(preset: str, sets: list[str]) -> tuple[StudyConfig, dict[str, str]]:
     """The study of a preset (a name, or a TOML file) with overrides, and the origin of each dotted key."""
-    text, origin = _preset_text(preset)
-    try:
-        told = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{origin}: not TOML ({error})") from None
+    told, origin = _preset_table(preset)
     origins = dict.fromkeys(flatten(told), origin)
     for assignment in sets:
         key, value = _assignment(assignment)
@@ -48,12 +44,7 @@ def write_run(path: Path, run: RunConfig) -> None:
 
 def read_run(path: Path) -> RunConfig:
     """A run's saved configuration."""
-    try:
-        return validate(RunConfig, tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; is this the folder of a run?") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not TOML ({error})") from None
+    return validate(RunConfig, read_toml(path), str(path))
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -88,17 +79,12 @@ def difference(saved: RunConfig, asked: RunConfig) -> str | None:
     return None
 
 
-def _preset_text(preset: str) -> tuple[str, str]:
-    path = Path(preset)
+def _preset_table(preset: str) -> tuple[dict[str, Any], str]:
     if preset in preset_names():
-        return (files("tokencodes") / "presets" / f"{preset}.toml").read_text(encoding="utf-8"), f"preset {preset}"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8"), str(path)
-        except UnicodeDecodeError:
-            raise InputError(f"{path}: not UTF-8, so not a TOML preset") from None
-    hint = nearest(preset, preset_names())
-    raise InputError(f"{preset!r} is neither a preset nor a TOML file; {hint}")
+        return read_toml(Path(str(files("tokencodes") / "presets" / f"{preset}.toml"))), f"preset {preset}"
+    if Path(preset).is_file():
+        return read_toml(Path(preset)), preset
+    raise InputError(f"{preset!r} is neither a preset nor a TOML file; {nearest(preset, preset_names())}")
 
 
 def _assignment(text: str) -> tuple[str, Any]:
