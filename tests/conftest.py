@@ -11,8 +11,11 @@ from tokencodes.data.prepare import prepare
 from tokencodes.data.shards import Dataset
 from tokencodes.data.text import read_documents
 from tokencodes.data.tokenizer import train_tokenizer
-from tokencodes.train.config import StudyConfig
+from tokencodes.model import TokenCodeForCausalLM
+from tokencodes.train.config import RunConfig, StudyConfig
 from tokencodes.train.corpus import resolve_inputs
+from tokencodes.train.interface import settle
+from tokencodes.train.loop import build_model
 
 VOCAB = 320  # 9 bits, 192 codes unused
 TINY_MODEL = {
@@ -73,6 +76,11 @@ def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
         },
     }
     return StudyConfig.model_validate({**told, **sections})
+
+
+def fresh_model(run: RunConfig) -> TokenCodeForCausalLM:
+    """The model of a run whose interface needs no dataset."""
+    return build_model(run, *settle(run.interface, None))
 
 
 @pytest.fixture(scope="session")

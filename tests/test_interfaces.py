@@ -4,40 +4,117 @@ import numpy as np
 import pytest
 import torch
 
-from tokencodes import FixedCode, InputError, InterfaceSpec, LearnedTable, build_interface
+from tokencodes import FixedCode, InputError, InterfaceSpec, LearnedTable, build_codebook, build_interface
 from tokencodes.codes import lift
 
-FIXED = ["binary", "gf2", "binary:ids=permuted", "binary:values=pm1", "gf2:lift=interleave,values=pm1", "binary:width=11"]
+FIXED = [
+    "binary",
+    "binary:endian=big,width=11",
+    "gray",
+    "gf2",
+    "gf2:affine=true,ids=permuted",
+    "ecc",
+    "random:width=33",
+    "random:width=20,values=pm1,ids=permuted",
+    "digits:base=3",
+    "gaussian",
+    "gaussian:width=36,scale=0.02",
+    "sphere:center=true",
+    "sincos",
+    "binary:ids=permuted",
+    "binary:values=pm1",
+    "gf2:lift=interleave,values=pm1",
+    "binary:scale=match",
+    "gf2:values=pm1,center=true,lift=interleave",
+    "binary:lift=pad",
+    "binary:lift=orthogonal",
+]
+CODES = [*FIXED, "learned-code", "learned-code:init=gaussian,width=12,lift=interleave"]
+COMPUTED = [
+    "binary",
+    "gray",
+    "gf2",
+    "gf2:affine=true",
+    "ecc",
+    "random:width=33",
+    "random:width=200",
+    "binary:scale=match",
+    "gf2:values=pm1",
+]
 
 
 def interface(spec: str, vocab: int = 320, hidden: int = 36):
     return build_interface(InterfaceSpec.parse(spec), vocab, hidden)
 
 
-@pytest.mark.parametrize("spec", ["learned", *FIXED])
+@pytest.mark.parametrize("spec", ["learned", *CODES])
 def test_a_token_has_one_vector_wherever_it_stands(spec):
     module = interface(spec)
     ids = torch.tensor([[0, 7, 319], [7, 7, 0]])
     assert torch.equal(module(ids), module.materialize()[ids])
 
 
+@pytest.mark.parametrize("spec", CODES)
+def test_an_input_is_the_lifted_coordinates(spec):
+    module, parsed = interface(spec), InterfaceSpec.parse(spec)
+    z = build_codebook(parsed, 320).coordinates(36).astype(np.float64)
+    expected = z @ lift.matrix(parsed.lift, z.shape[1], 36, parsed.lift_seed).T
+    np.testing.assert_allclose(module.materialize().double().numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("spec", FIXED)
-def test_a_fixed_input_is_the_lifted_word_and_trains_nothing(spec):
+def test_a_fixed_code_trains_nothing(spec):
     module = interface(spec)
-    parsed = InterfaceSpec.parse(spec)
-    bits = module.codebook.double().numpy()
-    values = bits * 2 - 1 if parsed.values == "pm1" else bits
-    expected = values @ lift.matrix(parsed.lift, module.code_width, 36).T
-    assert np.array_equal(module.materialize().double().numpy(), expected)
     assert list(module.parameters()) == []
     assert not module(torch.zeros(1, 1, dtype=torch.int64)).requires_grad
+
+
+@pytest.mark.parametrize("ids", ["natural", "permuted"])
+@pytest.mark.parametrize("spec", COMPUTED)
+def test_a_computed_code_is_bitwise_the_looked_up_one_and_stores_no_table(spec, ids):
+    told = f"{spec}{',' if ':' in spec else ':'}ids={ids}"
+    computed, looked_up = interface(f"{told},storage=computed", 3071, 204), interface(told, 3071, 204)
+    assert torch.equal(computed.materialize(), looked_up.materialize())
+    assert computed.sha256 == looked_up.sha256
+    assert max((buffer.numel() for buffer in computed.buffers()), default=0) <= 204 * 12
+    computed.check()
+
+
+def test_wide_bits_are_stored_packed():
+    facts = interface("random:width=33", 320, 36).describe()
+    assert (facts.buffer_entries, facts.buffer_bytes) == (320 * 33, 320 * 5)
+
+
+def test_a_learned_code_trains_its_coordinates_only():
+    module = interface("learned-code:init=gf2,values=pm1")
+    assert [tuple(p.shape) for p in module.parameters()] == [(320, 9)]
+    module(torch.tensor([[3, 3, 5]])).sum().backward()
+    gradient = module.coordinates.grad
+    assert torch.equal(gradient.abs().sum(1).nonzero()[:, 0], torch.tensor([3, 5]))
+    assert torch.equal(gradient[3], torch.full((9,), 2.0 * 4))  # two places, four channels a coordinate
+
+
+def test_scale_match_gives_the_norm_of_a_learned_table():
+    for spec in ("binary:scale=match", "gaussian:width=20,scale=match,lift=interleave", "gf2:scale=match,lift=pad,center=true"):
+        assert interface(spec).describe().squared_norm_mean == pytest.approx(36 * 0.02**2, rel=1e-5)
+    assert interface("binary:scale=match,std=1").describe().squared_norm_mean == pytest.approx(36, rel=1e-5)
+
+
+def test_center_takes_away_the_mean_of_the_vocabulary():
+    for spec in ("binary:center=true", "gf2:values=pm1,center=true", "gaussian:center=true"):
+        assert interface(spec).materialize().double().mean(0).abs().max() < 1e-6
+
+
+def test_an_orthogonal_lift_keeps_the_norms_of_tile():
+    tiled, turned = interface("binary").materialize(), interface("binary:lift=orthogonal").materialize()
+    torch.testing.assert_close((tiled**2).sum(1), (turned**2).sum(1))
 
 
 def test_tile_and_interleave_differ():
     assert not torch.equal(interface("binary").materialize(), interface("binary:lift=interleave").materialize())
 
 
-@pytest.mark.parametrize("spec", ["learned", *FIXED])
+@pytest.mark.parametrize("spec", ["learned", *CODES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_it_emits_the_parameters_dtype_also_under_autocast(spec, dtype):
     module = interface(spec).to(dtype)
@@ -50,15 +127,21 @@ def test_it_emits_the_parameters_dtype_also_under_autocast(spec, dtype):
 @pytest.mark.parametrize("spec", FIXED)
 def test_a_cast_model_keeps_its_codebook_in_whole_bits(spec):
     module = interface(spec).to(torch.bfloat16)
-    assert module.codebook.dtype == torch.uint8
+    assert all(not b.dtype.is_floating_point for name, b in module.state_dict().items())
     module.check()
 
 
 @pytest.mark.parametrize("id", [-1, 320])
-@pytest.mark.parametrize("spec", ["learned", "binary"])
+@pytest.mark.parametrize("spec", ["learned", "binary", "learned-code", "gf2:storage=computed"])
 def test_an_id_outside_the_vocabulary_is_an_error(spec, id):
-    with pytest.raises(IndexError):
+    with pytest.raises(InputError, match=rf"token id {id} is outside 0 ... 319"):
         interface(spec)(torch.tensor([[id]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8])
+def test_ids_of_another_type_are_an_error(dtype):
+    with pytest.raises(InputError, match="they must be int64 or int32"):
+        interface("gf2:storage=computed")(torch.zeros(1, 2, dtype=dtype))
 
 
 @pytest.mark.parametrize("buffer", ["codebook", "matrix", "offset"])
@@ -69,6 +152,16 @@ def test_one_flipped_bit_is_found_and_placed(buffer):
         module.check()
     module.reset_buffers()
     module.check()
+
+
+@pytest.mark.parametrize(
+    ("spec", "buffer"), [("gaussian", "codebook"), ("binary:lift=orthogonal", "lift"), ("binary:scale=match", "levels")]
+)
+def test_one_flipped_bit_of_a_float_table_is_found(spec, buffer):
+    module = interface(spec)
+    module.get_buffer(buffer).view(-1)[-1] ^= 1
+    with pytest.raises(InputError, match=f"{buffer} (of|differs from)"):
+        module.check()
 
 
 def test_another_seeds_codebook_is_found():
@@ -104,9 +197,9 @@ def test_described_norms_and_rank_are_those_of_the_table():
         module = interface(spec)
         table = module.materialize().double()
         norms, facts = (table**2).sum(1), module.describe()
-        assert facts.squared_norm_mean == pytest.approx(float(norms.mean()))
-        assert (facts.squared_norm_min, facts.squared_norm_max) == (float(norms.min()), float(norms.max()))
-        assert facts.rank == int(torch.linalg.matrix_rank(table))
+        found = facts.squared_norm_mean, facts.squared_norm_min, facts.squared_norm_max
+        assert found == pytest.approx((float(norms.mean()), float(norms.min()), float(norms.max())), rel=1e-5), spec
+        assert facts.rank == int(torch.linalg.matrix_rank(table, rtol=1e-5)), spec
 
 
 def test_a_model_narrower_than_the_code_is_refused():

@@ -7,6 +7,7 @@ Every command takes --json: one JSON object on standard output and nothing else 
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +18,16 @@ from transformers.utils.logging import disable_progress_bar
 from typer.exceptions import TyperException
 
 from tokencodes.data.prepare import prepare as prepare_dataset
+from tokencodes.data.shards import Dataset
 from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
 from tokencodes.errors import CheckFailed, InputError
+from tokencodes.files import write_text
+from tokencodes.report.figures import draw_codebook
 from tokencodes.report.page import write_report
 from tokencodes.study import compare as compare_arms
 from tokencodes.train.account import account
 from tokencodes.train.corpus import open_dataset, resolve_inputs, training_texts
+from tokencodes.train.interface import certificate_of
 from tokencodes.train.loop import Stop
 from tokencodes.train.loop import train as train_run
 from tokencodes.train.metrics import Observer, Silent, Terminal
@@ -52,6 +57,16 @@ def emit(as_json: bool, value: Any, text: str | Table) -> None:
         Console(width=None if sys.stdout.isatty() else 140).print(text)
     else:
         print(text)
+
+
+def short(value: Any) -> str:
+    """A value in a table's cell."""
+    if isinstance(value, tuple):
+        shown = [f"{one:.4g}" for one in value[:8]]
+        return ", ".join(shown) + (f", ... ({len(value)} in all, last {value[-1]:.4g})" if len(value) > 8 else "")
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "not applicable"}[value]
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _observer(as_json: bool) -> Observer:
@@ -138,6 +153,32 @@ def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
         told = [f"{c:,}" if isinstance(c, int) else f"{c:,.3f}" if isinstance(c, float) else str(c or "-")[:24] for c in cells]
         table.add_row(key.replace("_", " "), *told)
     emit(as_json, {"preset": preset, "arms": arms}, table)
+
+
+@app.command()
+def codes(
+    spec: Annotated[str, typer.Argument(help="An interface, WORDS[:key=value,...].")],
+    vocab: Annotated[int, typer.Option(help="Vocabulary size V.")],
+    width: Annotated[int, typer.Option(help="Model width d.")] = 2048,
+    tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer.json: adds the order leak.")] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="A prepared dataset: its tokenizer and token counts, and informed ids.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="An .svg file to draw the code into.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Certificate of one code: identity, geometry, and what the order of its ids gives away."""
+    found = certificate_of(spec, vocab, width, tokenizer_file, Dataset(dataset) if dataset else None)
+    if picture is not None:
+        write_text(picture, draw_codebook(found.book, width, "code"))
+    facts = Table("fact", "value", title=f"{found.certificate.spec}, V = {vocab:,}, d = {width:,}")
+    for key, value in asdict(found.certificate).items():
+        facts.add_row(key.replace("_", " "), short(value))
+    for leak in found.leaks:
+        facts.add_row(
+            f"leak: {leak.name}", f"{leak.accuracy:.3f} (majority {leak.majority:.3f}, permuted ids {leak.control:.3f})"
+        )
+    emit(as_json, {**asdict(found.certificate), "leaks": [asdict(leak) for leak in found.leaks]}, facts)
 
 
 @app.command()

@@ -10,6 +10,7 @@ drawn whole, in float32 on the CPU, so the same holds for every dtype, device an
 |                                       | configuration's initializer_range (0.02 unless told)   |
 | every other matrix, the head included | N(0, s^2)                                              |
 | learned input table                   | N(0, std^2), std of its spec (0.02 unless told)        |
+| learned coordinates                   | the words of its spec's `init`                         |
 | buffers of a fixed code               | its spec                                               |
 
 Paper: section "Body and recipe". The paper gives no training seeds; these are ours.
@@ -24,7 +25,6 @@ from torch import Tensor
 from tokencodes.model import TokenCodeForCausalLM
 
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")
-INPUT_TABLE = "model.embed_tokens.weight"
 
 
 def generator(seed: int, name: str) -> torch.Generator:
@@ -35,8 +35,6 @@ def generator(seed: int, name: str) -> torch.Generator:
 
 def standard_deviation(name: str, model: TokenCodeForCausalLM) -> float:
     """The std of a matrix, by its name."""
-    if name == INPUT_TABLE:
-        return model.input_interface.spec.std
     std = float(model.config.initializer_range)
     return std / math.sqrt(2 * model.config.num_hidden_layers) if name.endswith(RESIDUAL_OUTPUTS) else std
 
@@ -44,11 +42,15 @@ def standard_deviation(name: str, model: TokenCodeForCausalLM) -> float:
 @torch.no_grad()
 def initialise(model: TokenCodeForCausalLM, seed: int) -> None:
     """Draws every parameter and rebuilds every code buffer, in place."""
+    interface, prefix = model.input_interface, "model.embed_tokens."
+    interface.draw(lambda name: generator(seed, prefix + name))
     for name, parameter in model.named_parameters():
+        if name.startswith(prefix):
+            continue
         if parameter.dim() == 1:
             parameter.fill_(1.0)
             continue
         value: Tensor = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
         value.normal_(0.0, standard_deviation(name, model), generator=generator(seed, name))
         parameter.copy_(value)
-    model.input_interface.reset_buffers()
+    interface.reset_buffers()

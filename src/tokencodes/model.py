@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tokencodes.codes import InterfaceSpec
+from tokencodes.codes.codebook import Given
 from tokencodes.errors import InputError
 from tokencodes.interfaces import InputInterface, build_interface
 from tokencodes.loss import IGNORE, head_cross_entropy
@@ -47,17 +48,13 @@ class TokenCodeForCausalLM(LlamaForCausalLM):
     config: TokenCodeConfig
     _tied_weights_keys: dict[str, str] = {}  # noqa: RUF012 (transformers reads it from the class)
 
-    def __init__(self, config: TokenCodeConfig) -> None:
+    def __init__(self, config: TokenCodeConfig, given: Given | None = None) -> None:
+        """`given`: the arrays that the spec names by hash, for a new model; a saved one has them in its file."""
         super().__init__(config)
         spec = InterfaceSpec.parse(config.interface)
-        self.model.embed_tokens = build_interface(spec, config.vocab_size, config.hidden_size)
-        fresh = self.input_interface.describe().codebook_sha256
-        if config.codebook_sha256 not in (None, fresh):
-            raise InputError(
-                f"codebook_sha256 {config.codebook_sha256[:12]} is not that of {str(spec)!r} with {config.vocab_size:,} tokens "
-                f"({str(fresh)[:12]}): the configuration was changed by hand, or made by a version with other codes"
-            )
-        config.codebook_sha256 = fresh
+        interface = build_interface(spec, config.vocab_size, config.hidden_size, config.codebook_sha256, given)
+        self.model.embed_tokens = interface
+        config.codebook_sha256 = interface.sha256
 
     @property
     def input_interface(self) -> InputInterface:

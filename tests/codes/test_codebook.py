@@ -1,6 +1,7 @@
 """Codebooks by the paper's facts, by property, and against golden hashes that must never move."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokencodes.codes import InterfaceSpec, build_codebook, gf2, words
-from tokencodes.codes.codebook import bits_sha256, collisions
+from tokencodes.codes import InterfaceSpec, assign, build_codebook, gf2
+from tokencodes.codes.codebook import array_sha256, collisions, matrix_hash, read_matrix
 from tokencodes.errors import InputError
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "codebooks.json").read_text())
-SPECS = ["binary", "gf2", "binary:ids=permuted", "gf2:ids=permuted,ids_seed=3", "binary:width=20", "gf2:width=14,seed=1"]
+SPECS = [
+    "binary",
+    "gf2",
+    "binary:ids=permuted",
+    "gf2:ids=permuted,ids_seed=3",
+    "binary:width=20",
+    "gf2:width=18,seed=1",
+    "gray",
+    "ecc",
+    "random",
+    "random:width=90",
+    "binary:endian=big",
+]
+EVERY = [*SPECS, "gf2:affine=true", "digits", "digits:base=3", "gaussian", "sphere:width=40", "sincos", "sincos:width=2"]
 
 
 def book(spec: str, vocab: int) -> np.ndarray:
@@ -47,18 +61,94 @@ def test_every_token_has_a_code_of_its_own_and_token_0_the_zero_code(spec, vocab
     assert not words_VK[0].any()
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 3, 17])
-def test_small_vocabularies_work(vocab):
-    assert len(np.unique(book("binary:ids=permuted", vocab), axis=0)) == vocab
+@pytest.mark.parametrize("vocab", [1, 2, 3, 50_257, 151_936])
+@pytest.mark.parametrize("ids", ["natural", "permuted"])
+@pytest.mark.parametrize("spec", EVERY)
+def test_every_code_is_injective_at_odd_vocabularies(spec, ids, vocab):
+    if spec.startswith("gf2") and vocab < 256:
+        spec = "gf2:width=8"  # a matrix of weight 4 needs room
+    told = spec if "ids=" in spec else f"{spec}{',' if ':' in spec else ':'}ids={ids}"
+    found = build_codebook(InterfaceSpec.parse(told), vocab)
+    assert found.words_VK.shape == (vocab, InterfaceSpec.parse(told).code_width(vocab))
+    assert found.collisions() == []
+
+
+def test_gray_neighbours_differ_in_one_bit():
+    assert (np.diff(book("gray", 3072).astype(int), axis=0) != 0).sum(1).tolist() == [1] * 3071
+
+
+def test_big_endian_is_little_endian_backwards():
+    assert np.array_equal(book("binary:endian=big", 3072), book("binary", 3072)[:, ::-1])
+
+
+def test_digits_are_one_hot_in_their_base():
+    words_VK = book("digits:base=10", 1000)
+    assert words_VK.shape == (1000, 30)
+    assert np.flatnonzero(words_VK[273]).tolist() == [3, 17, 22]
+
+
+def test_random_words_are_balanced_and_differ_by_seed():
+    words_VK = book("random:width=200", 3072)
+    assert abs(words_VK[1:].mean() - 0.5) < 0.005
+    assert abs(words_VK.mean(0) - 0.5).max() < 0.05
+    correlation = np.corrcoef(words_VK.T)
+    assert abs(correlation - np.eye(200)).max() < 0.1
+    assert not np.array_equal(words_VK, book("random:width=200,seed=1", 3072))
+
+
+def test_a_given_order_is_checked_and_used():
+    spec = InterfaceSpec.parse("gf2:ids=ranked")
+    order = np.array([0, 3, 1, 2, 4], dtype=np.int32)
+    named = replace(spec, order=assign.order_hash(order), width=8)
+    natural = build_codebook(InterfaceSpec.parse("gf2:width=8"), 5).words_VK
+    assert np.array_equal(build_codebook(named, 5, {"order": order}).words_VK, natural[order])
+    for wrong, complaint in (
+        (order[::-1].copy(), "keeps token 0 on word 0"),
+        (np.array([0, 1, 1, 2, 4], dtype=np.int32), "not an assignment"),
+        (np.arange(5, dtype=np.int32), "the spec says"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            build_codebook(named, 5, {"order": wrong})
+    with pytest.raises(InputError, match="its order comes with a model or a dataset"):
+        build_codebook(named, 5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ("1 0\n1 0", "rows 1 and 2 are equal"),
+        ("1 1 0\n0 1 1\n1 0 1", "its rank over GF(2) is 2"),
+        ("1 2\n0 1", "rows of 0 and 1 only"),
+        ("1 0 1\n0 1 1", "2 rows of 3"),
+        ("1 x\n0 1", "not a table of numbers"),
+    ],
+)
+def test_a_matrix_file_that_does_not_fit_is_refused(rows, complaint, tmp_path):
+    (tmp_path / "m.txt").write_text(rows)
+    with pytest.raises(InputError) as caught:
+        read_matrix(tmp_path / "m.txt")
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_matrix_from_a_file_is_used_with_its_offset(tmp_path):
+    drawn = gf2.draw_matrix(9, 7, 4)
+    np.savetxt(tmp_path / "m.txt", np.vstack([drawn, np.ones(9)]), fmt="%d")
+    given = read_matrix(tmp_path / "m.txt")
+    spec = InterfaceSpec("gf2", matrix=matrix_hash(given))
+    found = build_codebook(spec, 320, given).words_VK
+    assert np.array_equal(found, build_codebook(InterfaceSpec.parse("gf2:seed=7"), 320).words_VK ^ 1)
+    with pytest.raises(InputError, match=r"9x9, but the code width is 10; say width=9"):
+        build_codebook(InterfaceSpec("gf2", matrix=matrix_hash(given), width=10), 320, given)
 
 
 def test_gf2_is_the_binary_word_times_the_stored_matrix():
     codebook = build_codebook(InterfaceSpec.parse("gf2"), 3072)
     matrix, offset = codebook.arrays["matrix"], codebook.arrays["offset"]
-    assert np.array_equal(codebook.words_VK, words.binary(3072, 12).astype(int) @ matrix.T % 2)
+    assert np.array_equal(codebook.words_VK, book("binary", 3072).astype(int) @ matrix.T % 2)
     assert not offset.any()
     back = gf2.multiply(codebook.words_VK, np.ascontiguousarray(gf2.inverse(matrix).T))
-    assert np.array_equal(back, words.binary(3072, 12))
+    assert np.array_equal(back, book("binary", 3072))
 
 
 def test_permuted_has_the_same_words_in_another_order():
@@ -68,16 +158,16 @@ def test_permuted_has_the_same_words_in_another_order():
 
 
 def test_collisions_name_the_first_token_and_each_other():
-    words_VK = words.binary(6, 3)
+    words_VK = book("binary", 6).copy()
     words_VK[4] = words_VK[5] = words_VK[1]
     assert collisions(words_VK) == [(1, 4), (1, 5)]
 
 
 def test_the_hash_sees_shape_and_bits():
-    words_VK = words.binary(8, 4)
+    words_VK = book("binary:width=4", 8).copy()
     flipped = words_VK.copy()
     flipped[3, 2] ^= 1
-    assert len({bits_sha256(words_VK), bits_sha256(flipped), bits_sha256(words_VK.reshape(4, 8))}) == 3
+    assert len({array_sha256(words_VK), array_sha256(flipped), array_sha256(words_VK.reshape(4, 8))}) == 3
 
 
 def test_a_shared_codebook_cannot_be_written_to():

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.conftest import tiny_study
+from tests.conftest import fresh_model, tiny_study
 from tokencodes.train.account import account
-from tokencodes.train.loop import build_model
 from tokencodes.train.settings import read_study
 
 PAPER = {
@@ -25,7 +24,7 @@ def test_the_papers_table_of_parameters():
 def test_counts_are_those_of_a_real_model():
     study = tiny_study("unused")
     for arm, facts in account(study).items():
-        model = build_model(study.run(arm, 1))
+        model = fresh_model(study.run(arm, 1))
         assert facts["total_parameters"] == sum(p.numel() for p in model.parameters())
         stored = [b for name, b in model.state_dict().items() if b.dtype.is_floating_point is False]
         assert facts["buffer_entries"] == sum(b.numel() for b in stored)

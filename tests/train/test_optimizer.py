@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from tests.conftest import tiny_study
+from tests.conftest import fresh_model, tiny_study
 from tokencodes.train.config import OptimizerConfig
-from tokencodes.train.loop import build_model
 from tokencodes.train.optimizer import build_optimizer, decay_groups, learning_rate
 
 PAPER = OptimizerConfig()
@@ -33,7 +32,7 @@ def test_no_warm_up_begins_at_the_peak():
 
 def test_matrices_decay_and_vectors_do_not_alike_in_every_arm():
     study = tiny_study("unused")
-    groups = {arm: decay_groups(build_model(study.run(arm, 1))) for arm in study.arms}
+    groups = {arm: decay_groups(fresh_model(study.run(arm, 1))) for arm in study.arms}
     assert "model.embed_tokens.weight" in groups["learned"]["decay"]
     groups["learned"]["decay"].remove("model.embed_tokens.weight")
     assert all(group == groups["learned"] for group in groups.values())
@@ -43,7 +42,7 @@ def test_matrices_decay_and_vectors_do_not_alike_in_every_arm():
 
 
 def test_the_optimizer_holds_every_parameter_once():
-    model = build_model(tiny_study("unused").run("learned", 1))
+    model = fresh_model(tiny_study("unused").run("learned", 1))
     optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.25))
     decay, rest = optimizer.param_groups
     assert (decay["weight_decay"], rest["weight_decay"]) == (0.25, 0.0)

@@ -1,31 +1,42 @@
-"""The codebook of a spec: V×K integer words, with the arrays that define them and a hash of their bytes.
+"""A spec made concrete: words by token, how they are shown, and the integer tables that a model stores.
 
-Integer codes are regenerated and compared bit by bit wherever they are loaded; nothing is trusted because it was saved.
+Integer codes are regenerated and compared bit by bit wherever they are loaded; nothing is trusted because it was saved. Float
+codes and the orthogonal lift depend on the machine's numerics, so they travel, and are checked by the hash of their bytes.
 """
 
 import hashlib
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tokencodes.codes import assign, words
+from tokencodes.codes import assign, gf2, lift, words
 from tokencodes.codes.gf2 import Bits
-from tokencodes.codes.spec import InterfaceSpec
+from tokencodes.codes.spec import LINEAR, InterfaceSpec
 from tokencodes.errors import InputError
 
+Given = dict[str, NDArray[Any]]
+PACK_ABOVE = 16  # wider words of bits are stored packed, V·K/8 bytes; narrower ones as the paper counts them
+CACHED_ENTRIES = 1 << 24
+BLOCK_ROWS = 4096
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Codebook:
-    """words_VK: uint8 of 0 and 1, by token id; arrays: what defines them beyond the spec's numbers (matrix, offset)."""
+    """words_VK: uint8 bits or float32, by token id; arrays: matrix and offset of gf2, order of an informed assignment."""
 
-    words_VK: Bits
-    arrays: dict[str, Bits] = field(default_factory=dict)
+    spec: InterfaceSpec
+    words_VK: NDArray[Any]
+    arrays: Given
 
-    @property
+    @cached_property
     def sha256(self) -> str:
-        """The codebook hash: SHA-256 of a header "V,K,uint8;" and the bytes, row by row."""
-        return bits_sha256(self.words_VK)
+        """The codebook hash: SHA-256 of a header "V,K,dtype;" and the bytes, row by row."""
+        return array_sha256(self.words_VK)
 
     @property
     def width(self) -> int:
@@ -36,37 +47,182 @@ class Codebook:
         """Pairs of token ids that share a word (each with the first that has it): empty if injective."""
         return collisions(self.words_VK)
 
+    def levels(self, hidden_size: int) -> NDArray[np.float32] | None:
+        """What a 0 and a 1 are shown as in each coordinate, float32[2, K]; None for float words and for plain 0/1 or ±1."""
+        spec = self.spec
+        if not spec.binary_valued or not (spec.center or spec.scale != 1.0):
+            return None
+        zero, one = (-1.0, 1.0) if spec.values == "pm1" else (0.0, 1.0)
+        share_K = self.words_VK.sum(0, dtype=np.int64) / len(self.words_VK)
+        mean_K = zero + (one - zero) * share_K if spec.center else np.zeros(self.width)
+        levels = np.stack([zero - mean_K, one - mean_K])
+        squared_K = levels[0] ** 2 * (1 - share_K) + levels[1] ** 2 * share_K
+        return (levels * self._factor(squared_K, hidden_size)).astype(np.float32)
 
-def bits_sha256(words_VK: Bits) -> str:
-    """Hash of any V×K matrix of bits, as `Codebook.sha256`."""
-    count, width = words_VK.shape
-    return hashlib.sha256(f"{count},{width},uint8;".encode() + np.ascontiguousarray(words_VK).tobytes()).hexdigest()
+    def coordinates(self, hidden_size: int) -> NDArray[np.float32]:
+        """What is lifted, z float32[V, K]: words after values, centring and scale."""
+        spec = self.spec
+        if spec.binary_valued:
+            levels = self.levels(hidden_size)
+            if levels is not None:
+                return np.where(self.words_VK == 1, levels[1], levels[0])
+            plain = self.words_VK.astype(np.float32)
+            return plain * 2 - 1 if spec.values == "pm1" else plain
+        if not (spec.center or spec.scale != 1.0):
+            shown: NDArray[np.float32] = self.words_VK
+            return shown
+        z = self.words_VK.astype(np.float64)
+        z = z - z.mean(0) if spec.center else z
+        return (z * self._factor((z**2).mean(0), hidden_size)).astype(np.float32)
+
+    def blocks(self, hidden_size: int) -> Iterator[NDArray[np.float64]]:
+        """`coordinates`, float64, a block of rows at a time."""
+        levels = self.levels(hidden_size)
+        whole = None if self.spec.binary_valued else self.coordinates(hidden_size)
+        zero, one = (-1.0, 1.0) if self.spec.values == "pm1" else (0.0, 1.0)
+        for start in range(0, len(self.words_VK), BLOCK_ROWS):
+            rows = (self.words_VK if whole is None else whole)[start : start + BLOCK_ROWS]
+            if whole is not None:
+                yield rows.astype(np.float64)
+            elif levels is None:
+                yield zero + (one - zero) * rows.astype(np.float64)
+            else:
+                yield np.where(rows == 1, levels[1].astype(np.float64), levels[0].astype(np.float64))
+
+    def squared_norms(self, hidden_size: int) -> NDArray[np.float64]:
+        """‖x(t)‖² of each token after the lift, float64[V]."""
+        scale_K = lift.squared_scale(self.spec.lift, self.width, hidden_size)
+        return np.concatenate([(block**2) @ scale_K for block in self.blocks(hidden_size)])
+
+    def gram(self, hidden_size: int) -> NDArray[np.float64]:
+        """zᵀz, float64[K, K]: the singular values of z are the roots of its eigenvalues."""
+        total = np.zeros((self.width, self.width))
+        for block in self.blocks(hidden_size):
+            total += block.T @ block
+        return total
+
+    def rank(self, hidden_size: int) -> int:
+        """Rank of the V×d table over the reals: the lift has full column rank, so it is z's."""
+        return int(np.linalg.matrix_rank(self.gram(hidden_size), hermitian=True))
+
+    def _factor(self, squared_K: NDArray[np.float64], hidden_size: int) -> float:
+        """`scale`, or what brings the mean squared norm after the lift to d·std², a learned table's at initialisation."""
+        if self.spec.scale != "match":
+            return float(self.spec.scale)
+        now = float(squared_K @ lift.squared_scale(self.spec.lift, self.width, hidden_size))
+        if now == 0.0:
+            raise InputError(f"interface {str(self.spec)!r}: every vector is zero, so no scale can match a norm")
+        return float(np.sqrt(hidden_size * self.spec.std**2 / now))
 
 
-def collisions(words_VK: Bits) -> list[tuple[int, int]]:
-    """Pairs (first token with this word, another with the same)."""
-    packed = np.ascontiguousarray(np.packbits(words_VK, axis=1))
-    keys = packed.view(np.dtype((np.void, packed.shape[1]))).reshape(-1)
+def array_sha256(array: NDArray[Any]) -> str:
+    """Hash of a V×K array with its shape and type."""
+    count, width = array.shape
+    return hashlib.sha256(f"{count},{width},{array.dtype.name};".encode() + np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def collisions(words_VK: NDArray[Any]) -> list[tuple[int, int]]:
+    """Pairs (first token with this word, another with the same), by value: -0.0 is 0.0."""
+    rows: NDArray[Any] = np.packbits(words_VK, axis=1) if words_VK.dtype == np.uint8 else words_VK + 0.0
+    rows = np.ascontiguousarray(rows)
+    keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).reshape(-1)
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
     others = np.flatnonzero(first[group] != np.arange(len(keys)))
     return [(int(first[group[i]]), int(i)) for i in others]
 
 
-@lru_cache(maxsize=4)
-def build_codebook(spec: InterfaceSpec, vocab_size: int) -> Codebook:
-    """The codebook of a fixed spec for V tokens; InputError where the spec cannot tell them apart."""
+def read_matrix(path: Path) -> Given:
+    """A and b of gf2 from a text file of 0 and 1 (K rows of K; a further row is b) or an .npy array; InputError if unfit."""
+    try:
+        table = np.load(path) if path.suffix == ".npy" else np.loadtxt(path, dtype=np.float64, ndmin=2)
+    except OSError:
+        raise InputError(f"matrix={path}: no such file") from None
+    except ValueError as error:
+        raise InputError(f"matrix={path}: not a table of numbers ({error})") from None
+    if table.ndim != 2 or not np.isin(table, (0, 1)).all():
+        raise InputError(f"matrix={path}: must hold rows of 0 and 1 only")
+    rows, width = table.shape
+    if rows not in (width, width + 1):
+        raise InputError(f"matrix={path}: {rows} rows of {width}; a square matrix, or one row more for the offset, is needed")
+    matrix = table[:width].astype(np.uint8)
+    rank = gf2.rank(matrix)
+    if rank < width:
+        same = collisions(matrix)
+        why = f"rows {same[0][0] + 1} and {same[0][1] + 1} are equal" if same else f"its rank over GF(2) is {rank}"
+        raise InputError(f"matrix={path}: singular, so tokens would share codes ({why} of {width}); give an invertible one")
+    return {"matrix": matrix, "offset": table[width].astype(np.uint8) if rows > width else np.zeros(width, dtype=np.uint8)}
+
+
+def matrix_hash(given: Given) -> str:
+    """What `matrix=` says in a spec once the file was read."""
+    return "sha256-" + hashlib.sha256(given["matrix"].tobytes() + given["offset"].tobytes()).hexdigest()[:16]
+
+
+def build_codebook(spec: InterfaceSpec, vocab_size: int, given: Given | None = None) -> Codebook:
+    """The codebook of a spec for V tokens. `given` has what no seed gives: `order`, or `matrix` and `offset`.
+
+    InputError where the spec cannot tell the tokens apart, or what is given is not what it names.
+    """
     if spec.learned:
         raise ValueError("a learned table has no codebook")
     if vocab_size < 1:
         raise InputError(f"interface {str(spec)!r}: a vocabulary of {vocab_size} tokens has no codes")
+    missing = [name for name in spec.given if name not in (given or {})]
+    if missing:
+        raise InputError(f"interface {str(spec)!r}: its {missing[0]} comes with a model or a dataset, not from the spec")
+    if given or vocab_size * spec.code_width(vocab_size) > CACHED_ENTRIES:
+        return _build(spec, vocab_size, given or {})
+    return _cached(spec, vocab_size)
+
+
+@lru_cache(maxsize=4)
+def _cached(spec: InterfaceSpec, vocab_size: int) -> Codebook:
+    return _build(spec, vocab_size, {})
+
+
+def _build(spec: InterfaceSpec, vocab_size: int, given: Given) -> Codebook:
     width = spec.code_width(vocab_size)
-    arrays: dict[str, Bits] = {}
-    if spec.words == "binary":
-        book = words.binary(vocab_size, width)
+    arrays: Given = {name: given[name] for name in spec.given}
+    if spec.informed:
+        assign.check_order(arrays["order"], vocab_size, spec.order)
+    if spec.matrix and arrays["matrix"].shape != (width, width):
+        size = len(arrays["matrix"])
+        raise InputError(f"matrix: {size}x{size}, but the code width is {width}; say width={size} in the spec")
+    if spec.matrix and matrix_hash(arrays) != spec.matrix:
+        raise InputError(f"matrix: its hash is {matrix_hash(arrays)}, the spec says {spec.matrix}; give that one")
+    if spec.kind == "gf2":
+        arrays |= {} if spec.matrix else words.gf2_arrays(spec, width)
+    numbers = numbers_of(spec, vocab_size, arrays)
+    book: NDArray[Any]
+    if spec.kind in LINEAR:
+        masks = words.linear_masks(spec, vocab_size, arrays)
+        book = by_rows(lambda n: words.parities(n, masks), numbers, width)
+        book ^= arrays["offset"] if spec.kind == "gf2" else np.uint8(0)
+    elif spec.kind == "random":
+        keys, shifts = words.random_keys(width, spec.seed), np.arange(words.WORD_BITS)
+        book = by_rows(lambda n: words.random_bits(n, width, keys, shifts), numbers, width)
+    elif spec.kind == "digits":
+        book = words.digits(vocab_size, spec.base, width)[numbers]
     else:
-        book, arrays = words.gf2(vocab_size, width, spec.seed, spec.min_weight)
-    order = assign.permuted(vocab_size, spec.ids_seed) if spec.ids == "permuted" else assign.natural(vocab_size)
-    codebook = Codebook(book[order], arrays)
-    for array in (codebook.words_VK, *arrays.values()):
+        book = words.floats(spec, vocab_size, width)[numbers]
+    for array in (book, *arrays.values()):
         array.setflags(write=False)  # the cache hands the same arrays to everyone
-    return codebook
+    return Codebook(spec, book, arrays)
+
+
+def by_rows(function: Callable[[NDArray[np.int64]], Any], numbers: NDArray[np.int64], width: int) -> Bits:
+    """A formula's bits as uint8[V, K], a block of rows at a time: its int64 intermediates never exist whole."""
+    book = np.empty((len(numbers), width), dtype=np.uint8)
+    for start in range(0, len(numbers), BLOCK_ROWS):
+        book[start : start + BLOCK_ROWS] = function(numbers[start : start + BLOCK_ROWS])
+    return book
+
+
+def numbers_of(spec: InterfaceSpec, vocab_size: int, arrays: Given) -> NDArray[np.int64]:
+    """The word number of each token, int64[V]."""
+    if spec.informed:
+        return arrays["order"].astype(np.int64)
+    return assign.permuted(vocab_size, spec.ids_seed) if spec.ids == "permuted" else assign.natural(vocab_size)
+
+
+__all__ = ["Bits", "Codebook", "Given", "build_codebook", "collisions"]

@@ -70,18 +70,33 @@ class TokenizerFile:
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     @cached_property
-    def bytes_per_token(self) -> NDArray[np.int64]:
-        """How many bytes of text each token stands for, int64[V]; special tokens stand for none.
-
-        Only a byte-level vocabulary allows this count. It is exact where the tokenizer has a token for every byte of the text.
-        """
-        alphabet = set(ByteLevel.alphabet())
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of text that each token stands for; special tokens stand for none. InputError if not byte-level."""
         special = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
-        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        found = [b""] * self.vocab_size
         for token, id in self.tokenizer.get_vocab().items():
             if id in special:
                 continue
-            if not set(token) <= alphabet:
-                raise InputError(f"{self.path}: token {token!r} is not byte-level, so bytes cannot be counted from ids")
-            lengths[id] = len(token)
-        return lengths
+            try:
+                found[id] = bytes(_BYTE_OF[character] for character in token)
+            except KeyError:
+                raise InputError(f"{self.path}: token {token!r} is not byte-level, so its bytes are unknown") from None
+        return found
+
+    @cached_property
+    def bytes_per_token(self) -> NDArray[np.int64]:
+        """How many bytes of text each token stands for, int64[V].
+
+        Summed over ids, exact where the tokenizer has a token for every byte of the text.
+        """
+        return np.array([len(token) for token in self.token_bytes], dtype=np.int64)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's one character for each byte: printable ones stand for themselves, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

@@ -1,15 +1,15 @@
 """The pictures of a report, as SVG text. Each arm has a colour, a dash and a marker, so that grey prints can be read."""
 
 import io
-import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tokencodes.codes import InterfaceSpec, build_codebook, lift
+from tokencodes.codes import Codebook, InterfaceSpec, build_codebook
 from tokencodes.evaluate.statistics import PairedDifference
 from tokencodes.report.results import StudyResult
 
@@ -136,26 +136,36 @@ def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:
 
 
 def codebook(interface: str, vocab_size: int, hidden_size: int, name: str) -> str:
-    """A codebook twice: the bits of the first 64 tokens, and of all tokens in 128 bins; below, the squared norms."""
+    """A codebook by its spec; None of what a seed does not give can be drawn, so informed orders are drawn as natural."""
     spec = InterfaceSpec.parse(interface)
-    book = build_codebook(spec, vocab_size)
-    first, bins = min(64, vocab_size), min(128, vocab_size)
-    edges = np.linspace(0, vocab_size, bins + 1).astype(int)
-    means = np.stack([book.words_VK[a:b].mean(0) for a, b in itertools.pairwise(edges)])
-    copies_K = np.bincount(lift.columns(spec.lift, book.width, hidden_size), minlength=book.width)
-    values_VK = book.words_VK.astype(np.float64) * (2 if spec.values == "pm1" else 1) - (spec.values == "pm1")
-    norms = (values_VK**2) @ copies_K
+    if spec.informed:
+        spec = replace(spec, ids="natural", order=None)
+    return draw_codebook(build_codebook(spec, vocab_size), hidden_size, name)
+
+
+def draw_codebook(book: Codebook, hidden_size: int, name: str) -> str:
+    """A codebook twice: the first 64 tokens, and all tokens in 128 bins; below, how long the input vectors are."""
+    count, bits = len(book.words_VK), book.spec.binary_valued
+    first, bins = min(64, count), min(128, count)
+    edges = np.linspace(0, count, bins + 1).astype(int)
+    means = np.stack([book.words_VK[a:b].mean(0) for a, b in pairwise(edges)])
+    norms = book.squared_norms(hidden_size)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 4.6), layout="constrained")
         top, middle, bottom = figure.subplots(3, 1, height_ratios=(1, 1, 0.9))
-    look = {"cmap": "Greys", "vmin": 0, "vmax": 1, "aspect": "auto", "interpolation": "nearest", "origin": "lower"}
+    low, high = (0, 1) if bits else (-2, 2)
+    look = {"cmap": "Greys", "vmin": low, "vmax": high, "aspect": "auto", "interpolation": "nearest", "origin": "lower"}
     top.imshow(book.words_VK[:first].T, **look, extent=(-0.5, first - 0.5, -0.5, book.width - 0.5))
-    top.set(xlabel=f"token id, the first {first}", ylabel="bit")
-    middle.imshow(means.T, **look, extent=(0, vocab_size, -0.5, book.width - 0.5))
-    middle.set(xlabel=f"token id, all {vocab_size:,} (mean of each bin)", ylabel="bit")
+    middle.imshow(means.T, **look, extent=(0, count, -0.5, book.width - 0.5))
+    axis = "bit" if bits else "coordinate"
+    top.set(xlabel=f"token id, the first {first}", ylabel=axis)
+    middle.set(xlabel=f"token id, all {count:,} (mean of each bin)", ylabel=axis)
     for axes in (top, middle):
         axes.grid(visible=False)
-    levels, counts = np.unique(norms, return_counts=True)
+    levels, counts = np.unique(norms.round(9), return_counts=True)
+    if len(levels) > 60:
+        counts, ends = np.histogram(norms, bins=40)
+        levels = (ends[1:] + ends[:-1]) / 2
     width = 0.8 * (np.diff(levels).min() if len(levels) > 1 else 1.0)
     bottom.bar(levels, counts, width=width, color="#555555")
     bottom.set(xlabel="squared norm of the input vector", ylabel="tokens")

@@ -68,6 +68,7 @@ def _context(study: StudyResult) -> dict[str, Any]:
             for arm, spec in specs.items()
             if not spec.learned
         },
+        "first": {arm: next(iter(study.runs[arm].values())).result for arm in study.arms},
         "samples": {arm: _first_sample(study, arm) for arm in study.arms},
         "beaten": [arm for arm in study.arms if study.values(arm, "held_out_loss").mean() < study.yardsticks["bigram"]],
     }

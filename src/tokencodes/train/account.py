@@ -5,12 +5,14 @@ head; a table look-up multiplies nothing) + causal attention, 6 L d (T + 1): sco
 visible position, (T + 1) / 2 of them on average, times 3 for forward and backward. Recomputation is not counted.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from tokencodes.codes import InterfaceSpec
 from tokencodes.train.config import RunConfig, StudyConfig
+from tokencodes.train.interface import settle
 from tokencodes.train.loop import build_model
 
 FLOAT32 = 4
@@ -33,16 +35,18 @@ class Account:
     flops_per_target: int
     updates: int
     targets: int
-    spec_sha256: str
-    codebook_sha256: str | None
     rank: int | None
     squared_norm_mean: float | None
 
 
 def account_run(run: RunConfig) -> Account:
-    """The account of one run."""
+    """The account of one run. An assignment changes no number here, so an informed one is counted as the natural order."""
+    spec = InterfaceSpec.parse(run.interface)
+    if spec.informed:
+        spec = replace(spec, ids="natural", order=None)
+    settled, given = settle(str(spec), None)
     with torch.device("meta"):
-        model = build_model(run)
+        model = build_model(run, settled, given)
     facts = model.input_interface.describe()
     head = model.lm_head.weight.numel()
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -52,7 +56,7 @@ def account_run(run: RunConfig) -> Account:
     matrices = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2) + head
     attention = 6 * run.model.num_hidden_layers * run.model.hidden_size * (run.model.context + 1)
     return Account(
-        interface=facts.spec,
+        interface=run.interface,
         input_parameters=facts.trainable_parameters,
         body_parameters=body,
         head_parameters=head,
@@ -65,8 +69,6 @@ def account_run(run: RunConfig) -> Account:
         flops_per_target=6 * matrices + attention,
         updates=run.updates,
         targets=run.updates * run.targets_per_update,
-        spec_sha256=facts.spec_sha256,
-        codebook_sha256=facts.codebook_sha256,
         rank=facts.rank,
         squared_norm_mean=facts.squared_norm_mean,
     )

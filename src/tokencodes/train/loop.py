@@ -23,6 +23,8 @@ import transformers
 
 from tokencodes import checkpoint
 from tokencodes.checkpoint import Stage, TrainState
+from tokencodes.codes import InterfaceSpec
+from tokencodes.codes.codebook import Given
 from tokencodes.data.sampler import PaperSampler
 from tokencodes.data.shards import Dataset
 from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
@@ -33,6 +35,7 @@ from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 from tokencodes.train.config import RunConfig
 from tokencodes.train.corpus import foreign
 from tokencodes.train.heldout import held_out_loss, window_loss
+from tokencodes.train.interface import settle
 from tokencodes.train.metrics import HeldOutRecord, MetricsFile, Observer, StepRecord
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.settings import difference, read_run, write_run
@@ -62,8 +65,8 @@ class Stop:
                 signal.signal(number, handler)
 
 
-def build_model(run: RunConfig) -> TokenCodeForCausalLM:
-    """The model of a run, not yet drawn; under `torch.device("meta")` it takes no memory."""
+def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeForCausalLM:
+    """The model of a run and its settled spec, not yet drawn; under `torch.device("meta")` it takes no memory."""
     told = run.model.model_dump(exclude={"context", "rope_theta", "init_std"})
     config = TokenCodeConfig(
         **told,
@@ -71,9 +74,9 @@ def build_model(run: RunConfig) -> TokenCodeForCausalLM:
         max_position_embeddings=run.model.context,
         rope_parameters={"rope_type": "default", "rope_theta": run.model.rope_theta},
         initializer_range=run.model.init_std,
-        interface=run.interface,
+        interface=str(spec),
     )
-    return TokenCodeForCausalLM(config)
+    return TokenCodeForCausalLM(config, given)
 
 
 def check_folder(out: Path, run: RunConfig) -> None:
@@ -109,7 +112,7 @@ class Trainer:
         self.held_out: HeldOut = held_out_windows(dataset, run.model.context, run.heldout.windows)
         out.mkdir(parents=True, exist_ok=True)
         write_run(out / "config.toml", run)
-        self.model = build_model(run).train()
+        self.model = build_model(run, *settle(run.interface, dataset)).train()
         initialise(self.model, run.seed)
         self.optimizer = build_optimizer(self.model, run.optimizer)
         self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.manifest["tokenizer_sha256"])
@@ -227,7 +230,9 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     result = {
         "arm": config.arm,
         "seed": config.seed,
-        "interface": config.interface,
+        "interface": str(trainer.model.input_interface.spec),
+        "spec_sha256": trainer.model.input_interface.spec.sha256(config.data.vocab_size, config.model.hidden_size),
+        "codebook_sha256": trainer.model.input_interface.sha256,
         "updates": state.update,
         "targets": state.targets,
         "held_out_loss": loss,
