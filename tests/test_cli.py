@@ -16,7 +16,7 @@ from tokencodes import checkpoint
 from tokencodes.cli import run
 from tokencodes.train.loop import train
 from tokencodes.train.metrics import Silent
-from tokencodes.verify import certificate, checks
+from tokencodes.verify import certificate, check
 
 
 @pytest.fixture
@@ -44,8 +44,10 @@ def test_train_verify_report_and_their_json(preset, capsys, tmp_path):
     assert (told["done"], told["arm"], told["seed"]) == (True, "gf2", 2)
     assert run(["verify", out, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["holds"] is True
-    assert run(["verify", out]) == 0
+    assert run(["verify", out, "--out", str(tmp_path / "certificate")]) == 0
     assert "codebook regenerated" in capsys.readouterr().out
+    assert json.loads((tmp_path / "certificate" / "certificate.json").read_text())["holds"] is True
+    assert "Every check" in (tmp_path / "certificate" / "certificate.html").read_text()
 
 
 def test_compare_leaves_a_report_and_report_rebuilds_it(preset, capsys, tmp_path):
@@ -71,6 +73,29 @@ def test_params_of_the_paper(capsys):
     assert [arms[arm]["buffer_entries"] for arm in ("learned", "binary", "gf2")] == [0, 786_432, 786_704]
 
 
+def test_codes_certifies_and_draws(dataset, capsys, tmp_path):
+    picture = tmp_path / "c.svg"
+    command = ["codes", "binary:ids=ranked", "--vocab", "320", "--width", "36", "--dataset", str(dataset.path)]
+    assert run([*command, "--picture", str(picture), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["injective"], told["rank_gf2"], told["minimum_distance"]) == (True, 9, 1.0)
+    leak = {one["name"]: one for one in told["leaks"]}["more frequent than the median"]
+    assert leak["accuracy"] > 0.9 > leak["control"]
+    assert picture.read_text().startswith("<svg")
+    assert run(command) == 0
+    assert "leak: more frequent" in capsys.readouterr().out
+    for arguments, complaint in (
+        (["learned", "--vocab", "320"], "trained, so it has no certificate"),
+        (["binary", "--vocab", "0"], "a vocabulary of 0 tokens"),
+        (["binary:ids=ranked", "--vocab", "320"], "read off training text"),
+        (["random:width=40", "--vocab", "320", "--width", "36"], "below the code width 40"),
+        (["binary", "--vocab", "321", "--dataset", str(dataset.path)], "the model has 321"),
+        (["gf2:matrix=none.txt", "--vocab", "320"], "no such file"),
+        (["gf2:width=3", "--vocab", "8", "--width", "36"], "lower min_weight= or widen width="),
+    ):
+        assert complaint in bad(capsys, "codes", *arguments)
+
+
 def test_tokenizer_prepare_and_config_show(texts, capsys, tmp_path):
     tokenizer = str(tmp_path / "t.json")
     assert run(["tokenizer", str(texts), "--vocab", "300", "--out", tokenizer, "--json"]) == 0
@@ -87,11 +112,12 @@ def test_tokenizer_prepare_and_config_show(texts, capsys, tmp_path):
 
 def test_a_check_that_does_not_hold_exits_with_1(study, dataset, tmp_path, capsys, monkeypatch):
     train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
-    monkeypatch.setattr(certificate, "CHECKS", (lambda model: checks.check("always", "measured on these inputs", False, "no"),))
+    failed = check.check("L2", "always", "measured on these inputs", False, "no")
+    monkeypatch.setattr(certificate, "run_checks", lambda subject: [failed])
     assert run(["verify", str(tmp_path / "run"), "--json"]) == 1
     told = capsys.readouterr()
     assert json.loads(told.out)["holds"] is False
-    assert "always: no" in told.err
+    assert "L2 always: no" in told.err
 
 
 def test_bad_input_is_one_line_and_exit_2(preset, texts, dataset, study, capsys, tmp_path):

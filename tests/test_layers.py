@@ -15,6 +15,7 @@ ALLOWED = {
     "loss": set(),
     "model": {"codes", "interfaces", "loss"},
     "init": {"model"},
+    "swap": {"codes", "interfaces"},
     "checkpoint": {"model"},
     "data": set(),
     "train": {"codes", "data", "model", "init", "loss", "checkpoint"},
@@ -22,7 +23,7 @@ ALLOWED = {
     "verify": {"codes", "interfaces", "model", "checkpoint"},
     "report": {"codes", "evaluate"},
     "study": {"data", "evaluate", "model", "train"},
-    "__init__": {"codes", "interfaces", "model"},
+    "__init__": {"codes", "interfaces", "model", "swap"},
     "__main__": {"cli"},
 }
 # The numpy-only parts, and the reference, which must be independent of what it checks.

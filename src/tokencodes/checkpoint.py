@@ -43,6 +43,7 @@ from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 
 FORMAT, VERSION = "tokencodes-checkpoint", 1
 LATEST = "latest"
+REPLAY = "replay.json"
 Stage = Callable[[str], None]
 
 
@@ -57,6 +58,7 @@ class TrainState:
     tokenizer_sha256: str
     last_loss: float | None = None  # of the last update's windows, before the update
     replay_loss: float | None = None  # of the same windows by these weights, after it
+    replay_targets: tuple[float, ...] = ()  # of the first targets of the first of them, one by one
 
 
 def save(
@@ -179,6 +181,31 @@ def restore(checkpoint: Path, model: TokenCodeForCausalLM, optimizer: torch.opti
     torch.set_rng_state(tensors["generator"])
     model.input_interface.check()
     return read_state(checkpoint)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The ids int64[G, T + 1] of the last update, their mean loss by the saved weights, and the first targets' one by one."""
+
+    ids: np.ndarray
+    loss: float
+    targets: tuple[float, ...]
+
+
+def write_replay(folder: Path, state: TrainState, ids: np.ndarray) -> None:
+    """Leaves in an exported folder what a checkpoint has for `read_replay`."""
+    write_json(folder / REPLAY, {"loss": state.replay_loss, "targets": state.replay_targets, "ids": ids.tolist()})
+
+
+def read_replay(place: Path) -> Replay | None:
+    """The last update that a checkpoint or an exported folder keeps; None if it keeps none."""
+    if (place / REPLAY).is_file():
+        told = read_json(place / REPLAY)
+        return Replay(np.array(told["ids"], dtype=np.int64), told["loss"], tuple(told["targets"]))
+    if not (place / "last_update.npy").is_file():
+        return None
+    state = read_state(place)
+    return Replay(np.load(place / "last_update.npy"), state.replay_loss or 0.0, tuple(state.replay_targets))
 
 
 def load_model(path: Path) -> TokenCodeForCausalLM:

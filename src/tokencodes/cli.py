@@ -21,7 +21,7 @@ from tokencodes.data.prepare import prepare as prepare_dataset
 from tokencodes.data.shards import Dataset
 from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.files import write_text
+from tokencodes.files import write_json, write_text
 from tokencodes.report.figures import draw_codebook
 from tokencodes.report.page import write_report
 from tokencodes.study import compare as compare_arms
@@ -32,7 +32,7 @@ from tokencodes.train.loop import Stop
 from tokencodes.train.loop import train as train_run
 from tokencodes.train.metrics import Observer, Silent, Terminal
 from tokencodes.train.settings import flatten, preset_names, read_study
-from tokencodes.verify.certificate import certify
+from tokencodes.verify.certificate import certify, page
 
 app = typer.Typer(
     add_completion=False,
@@ -90,8 +90,8 @@ def compare(preset: Preset, out: Out, sets: Sets = None, as_json: Json = False) 
     if not done:
         _stopped(as_json, out)
         return
-    page, told = write_report(out)
-    emit(as_json, {"done": True, "out": str(out), "report": str(page), **told}, f"Report: {page}")
+    report_file, told = write_report(out)
+    emit(as_json, {"done": True, "out": str(out), "report": str(report_file), **told}, f"Report: {report_file}")
 
 
 @app.command()
@@ -121,25 +121,29 @@ def train(
 @app.command()
 def report(study: Annotated[Path, typer.Argument(help="A study's folder.")], as_json: Json = False) -> None:
     """Rebuild report.html from the results on disk."""
-    page, _ = write_report(study)
-    emit(as_json, {"report": str(page)}, f"Report: {page}")
+    report_file, _ = write_report(study)
+    emit(as_json, {"report": str(report_file)}, f"Report: {report_file}")
 
 
 @app.command()
 def verify(
     checkpoint: Annotated[Path, typer.Argument(help="A run, a checkpoint or an exported folder.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for certificate.json and certificate.html.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a model's interface and behaviour; exit 1 if a check does not hold."""
+    """Check a model from its code to its last update; exit 1 if a check does not hold."""
     certificate = certify(checkpoint)
-    table = Table("check", "status", "scope", "found", title=f"{certificate.checkpoint}: {certificate.interface}")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "certificate.json", certificate.as_json())
+        write_text(out / "certificate.html", page(certificate))
+    table = Table("", "check", "status", "scope", "found", title=f"{certificate.checkpoint}: {certificate.interface}")
     for check in certificate.checks:
-        table.add_row(check.name, check.status, check.scope, check.detail)
-    table.caption = "Not shown: " + "; ".join(certificate.not_shown) + "."
+        table.add_row(check.level, check.name, check.status, check.scope, check.detail)
     emit(as_json, certificate.as_json(), table)
     if not certificate.holds:
-        failed = next(check for check in certificate.checks if check.status == "fails")
-        raise CheckFailed(f"{certificate.checkpoint}: {failed.name}: {failed.detail}")
+        first = certificate.failed[0]
+        raise CheckFailed(f"{certificate.checkpoint}: {first.level} {first.name}: {first.detail}")
 
 
 @app.command()

@@ -15,5 +15,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
+class CodeMismatch(InputError):
+    """A stored code is not the one that its spec names."""
+
+
 class CheckFailed(RuntimeError):
     """Something that was checked does not hold, and no input is to blame. `cli` prints it as one line and exits with 1."""

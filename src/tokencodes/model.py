@@ -4,16 +4,18 @@ So generation, KV cache, PEFT and every tool for Llama work as they are, and "on
 this file. Paper: sections "Interfaces", "Body and recipe".
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
 from tokencodes.errors import InputError
-from tokencodes.interfaces import InputInterface, build_interface
+from tokencodes.interfaces import InputInterface, build_interface, refuse_resize
 from tokencodes.loss import IGNORE, head_cross_entropy
 
 
@@ -25,6 +27,7 @@ class TokenCodeConfig(LlamaConfig):
 
     interface: str = "learned"
     codebook_sha256: str | None = None
+    tokenizer_sha256: str | None = None  # of the tokenizer.json that made the ids it was trained on
     rms_norm_eps: float = 1e-5
     bos_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 0
@@ -61,6 +64,10 @@ class TokenCodeForCausalLM(LlamaForCausalLM):
         """The interface, typed."""
         return self.model.embed_tokens
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: a fixed code belongs to its vocabulary."""
+        refuse_resize()
+
     def _init_weights(self, module: nn.Module) -> None:
         # transformers calls this for what a file did not bring; a table's weight then raises in from_pretrained.
         if isinstance(module, InputInterface):
@@ -89,6 +96,12 @@ class TokenCodeForCausalLM(LlamaForCausalLM):
         h_BTD = self.model(input_ids=ids_BT, use_cache=False).last_hidden_state
         total = head_cross_entropy(h_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten())
         return total / (num_targets if num_targets is not None else (targets_BT != IGNORE).sum())
+
+    @torch.no_grad()
+    def target_losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Cross entropy of each target, nats, [B, T]. Logits exist whole here: for few targets, looked at one by one."""
+        logits_BTV = self(ids_BT, use_cache=False).logits.float()
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none").view(targets_BT.shape)
 
 
 AutoConfig.register("tokencode", TokenCodeConfig)

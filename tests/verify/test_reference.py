@@ -5,22 +5,31 @@ import pytest
 import torch
 
 from tests.test_model import SHAPE, model_of
-from tokencodes.verify import reference
+from tokencodes.verify import forward, reference
 
-PLAIN = reference.Shape(heads=2, rope_theta=10_000.0, rms_norm_eps=1e-5)
-VARIANTS = [("learned", PLAIN), ("gf2", PLAIN)] + [
-    (f"binary:values={values},lift={lift}", reference.Shape(2, 10_000.0, 1e-5, values, lift))
-    for values in ("01", "pm1")
-    for lift in ("tile", "interleave")
+PLAIN = reference.Shape(heads=2, rope_theta=10_000.0, rms_norm_eps=1e-5, code_width=9)
+SPECS = [
+    "learned",
+    "learned-code:init=gaussian,width=12,lift=interleave",
+    "gf2",
+    "gf2:values=pm1,center=true,lift=interleave",
+    "binary:values=pm1,lift=pad",
+    "binary:scale=match,lift=orthogonal",
+    "random:width=20,values=pm1",
+    "gaussian:width=36",
+    "digits:base=3",
+    "random:width=20,storage=computed",
+    "gf2:affine=true,ids=permuted,storage=computed",
 ]
 
 
 def weights_of(spec: str) -> reference.Weights:
-    return {name: value.numpy() for name, value in model_of(spec).state_dict().items()}
+    return forward.weights_of(model_of(spec))
 
 
-@pytest.mark.parametrize(("spec", "shape"), VARIANTS)
-def test_it_is_the_model_within_rounding(spec, shape):
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_is_the_model_within_rounding(spec):
+    shape = forward.shape_of(model_of(spec))
     ids = torch.randint(0, 320, (1, 16), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         logits = model_of(spec)(ids).logits[0].double().numpy()

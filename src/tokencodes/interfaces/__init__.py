@@ -1,7 +1,10 @@
 """The one seam: token ids in, the body's first hidden state out. `base` says what that is, `coded` holds the codes."""
 
+from typing import Any, NoReturn
+
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
+from tokencodes.errors import InputError
 from tokencodes.interfaces.base import InputInterface, InterfaceFacts, LearnedTable
 from tokencodes.interfaces.coded import FixedCode, LearnedCode
 
@@ -19,4 +22,12 @@ def build_interface(
     return kind(spec, vocab_size, hidden_size, sha256, given)
 
 
-__all__ = ["FixedCode", "InputInterface", "InterfaceFacts", "LearnedCode", "LearnedTable", "build_interface"]
+def refuse_resize(*args: Any, **kwargs: Any) -> NoReturn:
+    """What `resize_token_embeddings` is where the input is fixed."""
+    raise InputError(
+        "a fixed code cannot be resized: its width and words belong to the vocabulary; build the interface for the new "
+        "vocabulary with swap_input on the original model"
+    )
+
+
+__all__ = ["FixedCode", "InputInterface", "InterfaceFacts", "LearnedCode", "LearnedTable", "build_interface", "refuse_resize"]

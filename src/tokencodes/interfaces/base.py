@@ -68,7 +68,7 @@ class InputInterface(nn.Module, ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """InputError if a buffer is not, bit by bit, what the spec says. Cheap: called at every load."""
+        """CodeMismatch (an InputError) if a buffer is not, bit by bit, what the spec says. Called at every load."""
 
     @abstractmethod
     def describe(self) -> InterfaceFacts:

@@ -12,7 +12,7 @@ from tokencodes.codes.codebook import PACK_ABOVE, Codebook, Given
 from tokencodes.codes.scatter import round_keys, scatter
 from tokencodes.codes.spec import LINEAR
 from tokencodes.codes.tables import Tables, lift_table, make_tables, shapes, tables_sha256, travelling
-from tokencodes.errors import InputError
+from tokencodes.errors import CodeMismatch, InputError
 from tokencodes.interfaces.base import Generators, InputInterface, InterfaceFacts
 
 TORCH_TYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64}
@@ -82,9 +82,9 @@ class _Coded(InputInterface):
         for name, (shape, dtype) in shapes(self.spec, self.vocab_size, self.hidden_size).items():
             buffer = self.get_buffer(name)
             if buffer.is_meta:
-                raise InputError(f"{name} {where} is on the meta device; call reset_buffers() after to_empty()")
+                raise CodeMismatch(f"{name} {where} is on the meta device; call reset_buffers() after to_empty()")
             if buffer.dtype != TORCH_TYPES[dtype] or buffer.shape != shape:
-                raise InputError(
+                raise CodeMismatch(
                     f"{name} {where} is {buffer.dtype}{list(buffer.shape)}, not {dtype}{list(shape)}: "
                     "take the file's own configuration, or a new copy"
                 )
@@ -96,12 +96,12 @@ class _Coded(InputInterface):
         for name in stored.keys() - set(travels):
             differs = np.argwhere(stored[name] != expected[name])
             if len(differs):
-                raise InputError(
+                raise CodeMismatch(
                     f"{name} differs from {str(self.spec)!r} in {len(differs):,} of {stored[name].size:,} entries, first at "
                     f"row {differs[0][0]}: the file is damaged or was made with another code; take a new copy or its own spec"
                 )
         if travels and self.sha256 is not None and self._stored_sha256(stored) != self.sha256:
-            raise InputError(
+            raise CodeMismatch(
                 f"{travels[0]} {where} has another hash than the configuration ({self.sha256[:12]}): it is damaged or was "
                 "made with another code; take a new copy"
             )

@@ -7,6 +7,7 @@ stopped anywhere and repeated, it ends in the same bits (float32, one machine, o
 import math
 import platform
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -40,6 +41,7 @@ from tokencodes.train.metrics import HeldOutRecord, MetricsFile, Observer, StepR
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.settings import difference, read_run, write_run
 
+REPLAY_TARGETS = 256  # whose losses a checkpoint keeps one by one
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage, in bytes
 
 
@@ -113,10 +115,11 @@ class Trainer:
         out.mkdir(parents=True, exist_ok=True)
         write_run(out / "config.toml", run)
         self.model = build_model(run, *settle(run.interface, dataset)).train()
+        self.model.config.tokenizer_sha256 = dataset.manifest["tokenizer_sha256"]
         initialise(self.model, run.seed)
         self.optimizer = build_optimizer(self.model, run.optimizer)
         self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.manifest["tokenizer_sha256"])
-        self._last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)
+        self.last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)
         self._measured: tuple[int, float] | None = None  # update and held-out loss
         self._resume()
 
@@ -131,7 +134,7 @@ class Trainer:
                 f"{self.dataset.fingerprint[:12]}); give that dataset, or choose another --out"
             )
         self.state = checkpoint.restore(newest, self.model, self.optimizer)
-        self._last_ids = np.load(newest / "last_update.npy")
+        self.last_ids = np.load(newest / "last_update.npy")
 
     def window_ids(self, update: int) -> np.ndarray:
         """The ids int64[G, T + 1] that update 0, 1, ... takes."""
@@ -195,7 +198,7 @@ class Trainer:
             seconds=self.state.seconds + seconds,
             last_loss=loss,
         )
-        self._last_ids = ids
+        self.last_ids = ids
         return StepRecord(self.state.update, self.state.targets, loss, lr, norm, seconds)
 
     def held_out_loss(self) -> float:
@@ -211,10 +214,13 @@ class Trainer:
         self.observer.record(record)
 
     def _save(self) -> None:
-        replay = window_loss(self.model, torch.from_numpy(self._last_ids), self.config.batch.microbatch_windows)
-        self.state = replace(self.state, replay_loss=replay)
+        ids = torch.from_numpy(self.last_ids)
+        replay = window_loss(self.model, ids, self.config.batch.microbatch_windows)
+        first = ids[:1, : REPLAY_TARGETS + 1]
+        targets = tuple(self.model.target_losses(first[:, :-1], first[:, 1:])[0].tolist())
+        self.state = replace(self.state, replay_loss=replay, replay_targets=targets)
         folder, keep = self.out / "checkpoints", self.config.checkpoint.keep
-        checkpoint.save(folder, self.model, self.optimizer, self.state, self._last_ids, keep, self.on_stage)
+        checkpoint.save(folder, self.model, self.optimizer, self.state, self.last_ids, keep, self.on_stage)
 
 
 def finish(trainer: Trainer) -> dict[str, Any]:
@@ -225,6 +231,8 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         tokenizer_file=str(tokenizer.path), bos_token="<|endoftext|>", eos_token="<|endoftext|>"
     )
     fast.save_pretrained(trainer.out / "model")
+    shutil.copyfile(tokenizer.path, trainer.out / "model" / "tokenizer.json")  # the very bytes that the model names by hash
+    checkpoint.write_replay(trainer.out / "model", trainer.state, trainer.last_ids)
     config, state, held_out = trainer.config, trainer.state, trainer.held_out
     loss = trainer.held_out_loss()
     result = {

@@ -1,16 +1,28 @@
-"""The certificate of one checkpoint: every check, and what was not shown."""
+"""The certificate of one checkpoint: every check by level, and what was not shown; as JSON and as a page."""
 
+import html
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tokencodes.checkpoint import find, load_model
-from tokencodes.verify.checks import CHECKS, Check
+from tokencodes.errors import CodeMismatch
+from tokencodes.files import read_json
+from tokencodes.verify import forward, identity, runtime, structure
+from tokencodes.verify.check import PROVEN, Check, Subject, check, not_shown
 
+LEVELS = {
+    "L0": "the code",
+    "L1": "configuration and tensors",
+    "L2": "against the independent reference, float64",
+    "L3": "production dtype",
+    "L4": "decoding",
+    "L5": "replay of training",
+}
 NOT_SHOWN = (
-    "that training and inference are equivalent beyond the ids tried",
-    "behaviour in another dtype, on another device or past the drawn lengths",
-    "that the codebook belongs to the tokenizer used with it",
+    not_shown("L2", "other inputs", "equality with the reference is measured on the ids tried, not proven for all"),
+    not_shown("L3", "other devices", "everything here ran on this machine's processor"),
+    not_shown("L5", "training as a whole", "one update's loss is replayed; that all earlier ones were right is not"),
 )
 
 
@@ -23,12 +35,16 @@ class Certificate:
     vocab_size: int
     hidden_size: int
     checks: tuple[Check, ...]
-    not_shown: tuple[str, ...] = NOT_SHOWN
 
     @property
     def holds(self) -> bool:
         """Whether no check failed."""
         return all(check.status != "fails" for check in self.checks)
+
+    @property
+    def failed(self) -> list[Check]:
+        """The checks that do not hold."""
+        return [check for check in self.checks if check.status == "fails"]
 
     def as_json(self) -> dict[str, Any]:
         """As one JSON object."""
@@ -36,14 +52,53 @@ class Certificate:
 
 
 def certify(path: Path) -> Certificate:
-    """Runs every check on a run, a checkpoint or an exported folder; InputError if it cannot be loaded at all."""
+    """Runs every check on a run, a checkpoint or an exported folder; InputError if it cannot be read at all."""
     place = find(path)
-    model = load_model(place)
+    try:
+        model = load_model(place)
+    except CodeMismatch as error:
+        told = read_json(place / "config.json")
+        failed = check("L0", "codebook regenerated", PROVEN, False, str(error))
+        rest = not_shown("L1", "everything else", "the model is not loaded with a code that is not its own")
+        return Certificate(str(place), told["interface"], told["vocab_size"], told["hidden_size"], (failed, rest))
     config = model.config
     return Certificate(
-        checkpoint=str(place),
-        interface=config.interface,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        checks=tuple(run(model) for run in CHECKS),
+        str(place), config.interface, config.vocab_size, config.hidden_size, tuple(run_checks(Subject(model, place)))
     )
+
+
+def run_checks(subject: Subject) -> list[Check]:
+    """Every check of every level, in order, then what is not shown."""
+    made = [run(subject) for run in (*identity.CHECKS, *structure.CHECKS, *forward.CHECKS)]
+    made += forward.modules(subject)
+    made += [run(subject) for run in runtime.CHECKS]
+    return sorted([*made, *NOT_SHOWN], key=lambda one: one.level)
+
+
+def page(certificate: Certificate) -> str:
+    """The certificate as one HTML page that needs nothing else."""
+    rows, last = [], ""
+    for one in certificate.checks:
+        if one.level != last:
+            rows.append(f'<tr><th colspan="4">{one.level}: {html.escape(LEVELS[one.level])}</th></tr>')
+            last = one.level
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in (one.name, one.status, one.scope, one.detail))
+        rows.append(f'<tr class="{one.status.replace(" ", "-")}">{cells}</tr>')
+    verdict = "Every check that was made holds." if certificate.holds else f"{len(certificate.failed)} checks do not hold."
+    facts = f"{certificate.interface}, {certificate.vocab_size:,} tokens, width {certificate.hidden_size:,}"
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Certificate: {html.escape(certificate.interface)}</title>
+<style>
+body {{ margin: 0 auto; max-width: 64rem; padding: 1.5rem 1rem; color: #1a1a1a;
+  font: 1rem/1.5 system-ui, "DejaVu Sans", sans-serif; }}
+h1 {{ font-size: 1.4rem; margin: 0; }} .scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: .93rem; }} th {{ text-align: left; padding: 1.2rem 0 .2rem; }}
+td {{ padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #ddd; vertical-align: top; overflow-wrap: anywhere; }}
+.fails td {{ font-weight: 700; }} .not-applicable td, .not-shown td {{ color: #666; }}
+</style></head><body>
+<h1>{verdict}</h1><p>{html.escape(facts)}<br>{html.escape(certificate.checkpoint)}</p>
+<div class="scroll"><table>
+{chr(10).join(rows)}
+</table></div></body></html>
+"""

@@ -1,0 +1,196 @@
+"""A fixed input interface in a model of one's own: `swap_input(model, spec)`, and models that share one declared interface.
+
+For any causal language model of transformers, and for a plain torch module with one embedding. The body is not touched; a head
+that was tied to the table is given a copy of it, and this is said. A model's own scaling (Gemma's sqrt(d)) stays.
+"""
+
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_model as load_weights
+from safetensors.torch import save_model as save_weights
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from tokencodes.codes import InterfaceSpec
+from tokencodes.codes.codebook import Given
+from tokencodes.errors import InputError
+from tokencodes.files import read_json, write_json
+from tokencodes.interfaces import InputInterface, build_interface, refuse_resize
+
+BOUNDARY_VERSION = 1
+WEIGHTS = "model.safetensors"
+
+
+class ScaledInput(nn.Module):
+    """An interface whose model multiplies its embeddings by a constant inside the embedding module."""
+
+    def __init__(self, interface: InputInterface, scale: float) -> None:
+        super().__init__()
+        self.interface = interface
+        self.scale = scale
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        x_BTD = self.interface(ids_BT)
+        return x_BTD * torch.tensor(self.scale, dtype=x_BTD.dtype, device=x_BTD.device)
+
+
+def swap_input(model: nn.Module, spec: str, module: str | None = None, given: Given | None = None) -> nn.Module:
+    """Replaces a model's token embedding, in place, by the interface of a spec; returns the model.
+
+    module: the dotted name of the embedding, for a torch module with several. given: arrays that the spec names by hash.
+    Warns if a tied head was untied. InputError: no embedding, or several; a spec that does not fit its V×d.
+    """
+    name, table = _find_embedding(model, module)
+    interface = build_interface(InterfaceSpec.parse(spec), table.num_embeddings, table.embedding_dim, None, given)
+    _untie(model, name, table.weight)
+    interface = interface.to(device=table.weight.device, dtype=table.weight.dtype)
+    scale = getattr(table, "scalar_embed_scale", None)  # transformers' name for it, in every Gemma
+    model.set_submodule(name, interface if scale is None else ScaledInput(interface, float(scale)))
+    if isinstance(model, PreTrainedModel):
+        model.config.tokencodes_interface = str(interface.spec)
+        model.config.tokencodes_codebook_sha256 = interface.sha256
+        model.resize_token_embeddings = refuse_resize
+    return model
+
+
+def interface_of(model: nn.Module) -> InputInterface:
+    """The one interface in a model; InputError if it has none, or several."""
+    found = [part for part in model.modules() if isinstance(part, InputInterface)]
+    if len(found) != 1:
+        raise InputError(f"{type(model).__name__}: {len(found)} input interfaces, not one; make one by swap_input(model, spec)")
+    return found[0]
+
+
+def save_swapped(model: PreTrainedModel, folder: Path | str) -> None:
+    """Saves a swapped model of transformers: config.json, and every tensor under the model's own names in model.safetensors."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    interface_of(model)  # or there is nothing that `load_swapped` could check
+    model.config.save_pretrained(folder)
+    save_weights(model, str(Path(folder) / WEIGHTS))
+
+
+def load_swapped(folder: Path | str) -> PreTrainedModel:
+    """A swapped model that `save_swapped` saved; every tensor and the code are checked."""
+    config = AutoConfig.from_pretrained(folder)
+    spec = getattr(config, "tokencodes_interface", None)
+    if spec is None:
+        raise InputError(f"{folder}/config.json: no tokencodes_interface, so its input was not swapped; load it as usual")
+    file = Path(folder) / WEIGHTS
+    if not file.is_file():
+        raise InputError(f"{file}: missing; save the model with save_swapped")
+    config.tie_word_embeddings = False
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    parsed = InterfaceSpec.parse(spec)
+    if parsed.given:
+        raise InputError(
+            f"{folder}: {spec!r} needs its {parsed.given[0]}; swap_input(model, spec, given=...) and load the state"
+        )
+    swap_input(model, spec)
+    missing, unexpected = load_weights(model, str(file), strict=False)
+    if missing or unexpected:
+        raise InputError(
+            f"{file}: {len(missing)} tensors are missing and {len(unexpected)} superfluous; save the model with save_swapped"
+        )
+    interface = interface_of(model)
+    interface.sha256 = config.tokencodes_codebook_sha256
+    interface.check()
+    return model
+
+
+def _find_embedding(model: nn.Module, module: str | None) -> tuple[str, nn.Embedding]:
+    tables = {name: part for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
+    if module is not None:
+        if module not in tables:
+            raise InputError(f"module {module!r} is not an nn.Embedding of this model; it has {', '.join(tables) or 'none'}")
+        return module, tables[module]
+    if isinstance(model, PreTrainedModel):
+        tables = {name: part for name, part in tables.items() if part is model.get_input_embeddings()}
+    if len(tables) != 1:
+        raise InputError(
+            f"{type(model).__name__}: {len(tables)} candidates for the token embedding ({', '.join(tables) or 'none'}); name "
+            "it by module="
+        )
+    return next(iter(tables.items()))
+
+
+def _untie(model: nn.Module, name: str, weight: nn.Parameter) -> None:
+    """Gives every other holder of the table's parameter a copy of its own."""
+    tied = [
+        (part_name, part, key)
+        for part_name, part in model.named_modules(remove_duplicate=False)
+        for key, parameter in part.named_parameters(recurse=False)
+        if parameter is weight and part_name != name
+    ]
+    for part_name, part, key in tied:
+        setattr(part, key, nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad))
+        warnings.warn(f"{part_name}.{key} was tied to the input table; it now has a copy of its own", stacklevel=3)
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            part.config.tie_word_embeddings = False
+            part._tied_weights_keys = None
+            part.all_tied_weights_keys = {}
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A declared input interface, as a file that two models can share: what is behind it may be replaced."""
+
+    interface: str
+    vocab_size: int
+    hidden_size: int
+    spec_sha256: str
+    codebook_sha256: str | None
+    tokenizer_sha256: str | None = None
+    version: int = BOUNDARY_VERSION
+
+    def write(self, path: Path) -> None:
+        """Saves it as JSON, whole or not at all."""
+        write_json(path, asdict(self))
+
+    @staticmethod
+    def read(path: Path) -> "Boundary":
+        """Reads one; InputError for a damaged file, one of a newer version, or hashes that are not those of its spec."""
+        told = read_json(path)
+        if not isinstance(told, dict) or told.get("version") != BOUNDARY_VERSION:
+            version = told.get("version") if isinstance(told, dict) else None
+            raise InputError(f"{path}: interface file of version {version!r}; this program reads version {BOUNDARY_VERSION}")
+        try:
+            boundary = Boundary(**told)
+        except TypeError as error:
+            raise InputError(f"{path}: not an interface file ({error})") from None
+        spec = InterfaceSpec.parse(boundary.interface)
+        if spec.sha256(boundary.vocab_size, boundary.hidden_size) != boundary.spec_sha256:
+            raise InputError(f"{path}: spec_sha256 is not that of {boundary.interface!r}; the file was changed by hand")
+        return boundary
+
+
+def boundary_of(model: nn.Module, tokenizer_sha256: str | None = None) -> Boundary:
+    """The boundary that a model's interface declares."""
+    interface = interface_of(model)
+    return Boundary(
+        interface=str(interface.spec),
+        vocab_size=interface.vocab_size,
+        hidden_size=interface.hidden_size,
+        spec_sha256=interface.spec.sha256(interface.vocab_size, interface.hidden_size),
+        codebook_sha256=interface.sha256,
+        tokenizer_sha256=tokenizer_sha256,
+    )
+
+
+def mount(body: nn.Module, boundary: Boundary, tokenizer_sha256: str | None = None) -> nn.Module:
+    """Puts a body behind a declared interface: one that has an interface must have this very one, another gets it.
+
+    Returns the body. InputError names the first fact in which the two differ.
+    """
+    if not any(isinstance(part, InputInterface) for part in body.modules()):
+        swap_input(body, boundary.interface)
+    here = boundary_of(body, tokenizer_sha256 or boundary.tokenizer_sha256)
+    interface_of(body).check()
+    for key, wanted in asdict(boundary).items():
+        found = getattr(here, key)
+        if found != wanted:
+            raise InputError(f"this body stands behind another interface: its {key} is {found!r}, declared is {wanted!r}")
+    return body
