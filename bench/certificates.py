@@ -1,0 +1,43 @@
+"""Time and peak memory of code certificates, each in a process of its own.
+
+python bench/certificates.py
+"""
+
+import json
+import subprocess
+import sys
+
+CASES = (
+    ("gf2", 49_152, 2_048),
+    ("ecc:width=64", 49_152, 2_048),
+    ("random:width=64", 49_152, 2_048),
+    ("gaussian:width=64", 49_152, 2_048),
+    ("random:width=2048,values=pm1", 49_152, 2_048),
+    ("gaussian:width=2048", 49_152, 2_048),
+    ("binary", 262_144, 2_048),
+    ("random", 262_144, 2_048),
+)
+ONE = """
+import json, resource, sys, time
+from tokencodes.codes import InterfaceSpec, build_codebook
+from tokencodes.codes.certificate import certify_code
+began = time.perf_counter()
+found = certify_code(build_codebook(InterfaceSpec.parse(sys.argv[1]), int(sys.argv[2])), int(sys.argv[3]))
+seconds = time.perf_counter() - began
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps([seconds, memory, found.minimum_distance, found.rank_real]))
+"""
+
+
+def main() -> None:
+    print(f"{'spec':30} {'V':>8} {'seconds':>8} {'peak MB':>8} {'least distance':>15} {'rank':>6}")
+    for spec, vocab, width in CASES:
+        done = subprocess.run(
+            [sys.executable, "-c", ONE, spec, str(vocab), str(width)], capture_output=True, text=True, check=True
+        )
+        seconds, memory, distance, rank = json.loads(done.stdout)
+        print(f"{spec:30} {vocab:8,} {seconds:8.1f} {memory:8,.0f} {distance:15.3f} {rank:6}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What the input costs in a training step: forward, backward, clipping, optimizer, learned against fixed, in milliseconds.
+
+    python bench/input_share.py [--preset quickstart] [--runs 9] [--set model.hidden_size=256 ...]
+
+The whole step is timed as the trainer does it. The parts of the input are timed on tensors of its own shapes: looking up (and,
+for a learned table, adding up its gradient), its share of the gradient norm and scaling, its AdamW update.
+"""
+
+import argparse
+import statistics
+
+import torch
+from timing import seconds
+
+from tokencodes.init import initialise
+from tokencodes.train.interface import settle
+from tokencodes.train.loop import build_model
+from tokencodes.train.optimizer import build_optimizer
+from tokencodes.train.settings import read_study
+
+
+def median_ms(work, runs: int) -> float:
+    """Median of some runs after one warm-up, in milliseconds."""
+    work()
+    return 1e3 * statistics.median(seconds(work) for _ in range(runs))
+
+
+def parts(model, config, ids: torch.Tensor, runs: int) -> dict[str, float]:
+    """The input's own work."""
+    interface = model.input_interface
+    table = list(interface.parameters())
+    found = {"forward": 0.0, "backward": 0.0, "clipping": 0.0, "optimizer": 0.0}
+    with torch.no_grad():
+        found["forward"] = median_ms(lambda: interface(ids), runs)
+    if not table:
+        return found
+    out = interface(ids)
+    upstream = torch.randn_like(out)
+
+    def backward() -> None:
+        table[0].grad = None
+        out.backward(upstream, retain_graph=True)
+
+    found["backward"] = median_ms(backward, runs)
+    found["clipping"] = median_ms(lambda: torch.nn.utils.clip_grad_norm_(table, config.clip), runs)
+    optimizer = torch.optim.AdamW(table, lr=1e-6, fused=True)
+    found["optimizer"] = median_ms(optimizer.step, runs)
+    return found
+
+
+def step_ms(model, config, ids: torch.Tensor, targets: torch.Tensor, runs: int) -> float:
+    """A whole update of one microbatch."""
+    optimizer = build_optimizer(model, config)
+
+    def step() -> None:
+        model.loss(ids, targets).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return median_ms(step, runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--preset", default="quickstart")
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--set", action="append", default=[])
+    told = parser.parse_args()
+    study, _ = read_study(told.preset, told.set)
+    shape = (study.batch.microbatch_windows, study.model.context + 1)
+    ids = torch.randint(0, study.data.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    shown = study.model
+    print(
+        f"V {study.data.vocab_size:,}, d {shown.hidden_size}, {shown.num_hidden_layers} blocks, {shape[0]} x {shape[1] - 1} targets"
+    )
+    print(f"{'arm':10} {'step ms':>9} {'forward':>9} {'backward':>9} {'clipping':>9} {'optimizer':>10} {'input share':>12}")
+    for arm in study.arms:
+        run = study.run(arm, 1)
+        spec, given = settle(run.interface, None)
+        model = build_model(run, spec, given)
+        initialise(model, 1)
+        found = parts(model, run.optimizer, ids[:, :-1], told.runs)
+        whole = step_ms(model, run.optimizer, ids[:, :-1], ids[:, 1:], told.runs)
+        cells = " ".join(f"{found[key]:{9 if key != 'optimizer' else 10}.2f}" for key in found)
+        print(f"{arm:10} {whole:9.1f} {cells} {100 * sum(found.values()) / whole:11.1f} %", flush=True)
+
+
+if __name__ == "__main__":
+    main()
