@@ -71,10 +71,9 @@ def main() -> None:
     shape = (study.batch.microbatch_windows, study.model.context + 1)
     ids = torch.randint(0, study.data.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     shown = study.model
-    print(
-        f"V {study.data.vocab_size:,}, d {shown.hidden_size}, {shown.num_hidden_layers} blocks, {shape[0]} x {shape[1] - 1} targets"
-    )
-    print(f"{'arm':10} {'step ms':>9} {'forward':>9} {'backward':>9} {'clipping':>9} {'optimizer':>10} {'input share':>12}")
+    size = f"V {study.data.vocab_size:,}, d {shown.hidden_size}, {shown.num_hidden_layers} blocks"
+    print(f"{size}, {shape[0]} x {shape[1] - 1} targets, {torch.get_num_threads()} threads")
+    print("arm          step ms   forward  backward  clipping  optimizer  input share")
     for arm in study.arms:
         run = study.run(arm, 1)
         spec, given = settle(run.interface, None)

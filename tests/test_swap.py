@@ -1,6 +1,7 @@
 """The drop-in: one call on the models that people have, and everything they do with them still works."""
 
 import copy
+import inspect
 import json
 import subprocess
 import sys
@@ -143,6 +144,13 @@ def test_ten_lines_on_a_gpt2():
     loss = model(ids, labels=ids).loss
     loss.backward()
     assert model.transformer.wte.materialize().shape == (3072, 192)
+
+
+def test_the_documentation_shows_the_lines_that_are_tested():
+    shown = (Path(__file__).parent.parent / "docs" / "codes.md").read_text(encoding="utf-8")
+    block = shown.split("```python\n")[1].split("```")[0]
+    tested = [line.strip() for line in inspect.getsource(test_ten_lines_on_a_gpt2).splitlines()]
+    assert [line for line in block.splitlines() if line and line not in tested] == []
 
 
 def test_our_own_model_refuses_to_be_resized():
