@@ -2,9 +2,12 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.test_model import SHAPE, model_of
+
+
+END = "<|endoftext|>"
 
 
 @pytest.fixture
@@ -36,11 +39,15 @@ def test_nnsight_reads_and_patches_the_model_as_it_is(ids):
     assert not silent.any()
 
 
-def test_transformer_lens_bridges_the_materialised_llama(ids):
+def test_transformer_lens_bridges_the_materialised_llama(ids, tokenizer_path, tmp_path):
     bridge = pytest.importorskip("transformer_lens.model_bridge")
     model = model_of("gf2")
     plain = plain_llama(model)
-    bridged = bridge.TransformerBridge.boot_transformers("llama", hf_model=plain)
+    plain.save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_path), bos_token=END, eos_token=END, pad_token=END).save_pretrained(
+        tmp_path
+    )
+    bridged = bridge.TransformerBridge.boot_transformers(str(tmp_path), hf_model=plain)
     torch.testing.assert_close(bridged(ids), model(ids).logits, rtol=1e-4, atol=1e-5)
     _, cache = bridged.run_with_cache(ids)
     torch.testing.assert_close(cache["hook_embed"], model.input_interface(ids))
