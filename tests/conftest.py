@@ -67,7 +67,7 @@ def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
         "budget": {"targets": 8 * 4 * 16},
         "heldout": {"windows": 8, "every": 4},
         "checkpoint": {"every": 2, "keep": 2},
-        "study": {"seeds": [1, 2], "baseline": "learned"},
+        "study": {"seeds": [1, 2], "baseline": "learned", "contrasts": [["permuted", "binary"]]},
         "arms": {
             "learned": {"interface": "learned"},
             "binary": {"interface": "binary"},
@@ -75,6 +75,8 @@ def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
             "permuted": {"interface": "binary:ids=permuted"},
         },
     }
+    if "arms" in sections:
+        told["study"] = {"seeds": [1, 2], "baseline": "learned"}
     return StudyConfig.model_validate({**told, **sections})
 
 

@@ -80,6 +80,13 @@ def test_damage_in_any_file_is_named_and_the_one_before_is_taken(copy, study, da
     assert result["updates"] == 8
 
 
+def test_where_every_checkpoint_is_damaged_the_file_is_named(copy):
+    for path in checkpoint.checkpoints(copy / "checkpoints"):
+        (path / "state.json").write_text("{}")
+    with pytest.raises(InputError, match=r"none is whole: .*update-00000008/state.json: damaged"):
+        checkpoint.load_model(copy)
+
+
 def test_a_full_disk_during_a_save_leaves_what_was_there(copy, study, dataset, monkeypatch):
     before = sorted(path.name for path in (copy / "checkpoints").iterdir())
     trainer = Trainer(study.run("gf2", 1), dataset, copy, Silent())
@@ -110,5 +117,5 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(InputError, match="neither a run, nor a checkpoint, nor an exported model"):
         checkpoint.load_model(tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(InputError, match="no whole checkpoint"):
+    with pytest.raises(InputError, match="there is none yet"):
         checkpoint.load_model(tmp_path)

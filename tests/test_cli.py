@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+import tokencodes
 from tokencodes import checkpoint
 from tokencodes.cli import run
+from tokencodes.data import prepare as prepare_module
 from tokencodes.train.loop import train
 from tokencodes.train.metrics import Silent
 from tokencodes.verify import certificate, check
@@ -200,6 +202,36 @@ def test_ctrl_c_saves_and_says_how_to_go_on(preset, tmp_path):
     assert state.update == len(
         [line for line in (out / "metrics.jsonl").read_text().splitlines() if '"update"' in line and "lr" in line]
     )
+
+
+def test_ctrl_c_before_training_is_one_line_and_exit_130(texts, tmp_path, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    tokenizer = str(tmp_path / "t.json")
+    assert run(["tokenizer", str(texts), "--vocab", "300", "--out", tokenizer, "--json"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(prepare_module, "write_shard", interrupted)
+    assert run(["prepare", str(texts), "--tokenizer", tokenizer, "--out", str(tmp_path / "d"), "--json"]) == 130
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("tokencodes: interrupted")
+    assert told.err.count("\n") == 1
+
+
+def test_a_run_in_another_runs_folder_is_refused_before_anything_is_prepared(study, dataset, texts, tmp_path, capsys):
+    train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    command = ["train", "quickstart", "--set", f'data.inputs=["{texts}"]', "--out", str(tmp_path / "run")]
+    assert "made from another configuration" in bad(capsys, *command)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+
+
+def test_version_and_bare_call(capsys):
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == tokencodes.__version__
+    assert run([]) == 2
+    assert "Usage" in "".join(capsys.readouterr())
 
 
 def test_help_is_there_for_every_command(capsys):

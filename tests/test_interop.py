@@ -6,7 +6,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.test_model import SHAPE, model_of
 
-
 END = "<|endoftext|>"
 
 

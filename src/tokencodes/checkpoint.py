@@ -56,6 +56,8 @@ class TrainState:
     seconds: float  # spent in updates so far
     dataset_fingerprint: str
     tokenizer_sha256: str
+    start_sha256: str = ""  # of body and head before the first update: equal in every arm of a seed
+    windows_sha256: str = ""  # a chain over the ids of all updates so far: equal in every arm of a seed
     last_loss: float | None = None  # of the last update's windows, before the update
     replay_loss: float | None = None  # of the same windows by these weights, after it
     replay_targets: tuple[float, ...] = ()  # of the first targets of the first of them, one by one
@@ -240,9 +242,11 @@ def _load_exported(folder: Path) -> TokenCodeForCausalLM:
 def find(path: Path) -> Path:
     """What a CHECKPOINT names: a run's newest whole checkpoint, one checkpoint, or an exported folder."""
     if (path / "checkpoints").is_dir():
-        newest = newest_intact(path / "checkpoints", warn=lambda line: None)
+        problems: list[str] = []
+        newest = newest_intact(path / "checkpoints", problems.append)
         if newest is None:
-            raise InputError(f"{path}/checkpoints: no whole checkpoint; train the run further first")
+            why = f"none is whole: {problems[0].split(';')[0]}" if problems else "there is none yet"
+            raise InputError(f"{path}/checkpoints: {why}; repeat the training command to make one")
         return newest
     if (path / "config.json").is_file():
         return path

@@ -5,7 +5,9 @@ Every command takes --json: one JSON object on standard output and nothing else 
 """
 
 import json
+import os
 import shlex
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +19,7 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 from typer.exceptions import TyperException
 
+import tokencodes
 from tokencodes.data.prepare import prepare as prepare_dataset
 from tokencodes.data.shards import Dataset
 from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
@@ -28,7 +31,7 @@ from tokencodes.study import compare as compare_arms
 from tokencodes.train.account import account
 from tokencodes.train.corpus import open_dataset, resolve_inputs, training_texts
 from tokencodes.train.interface import certificate_of
-from tokencodes.train.loop import Stop
+from tokencodes.train.loop import Stop, check_folder
 from tokencodes.train.loop import train as train_run
 from tokencodes.train.metrics import Observer, Silent, Terminal
 from tokencodes.train.settings import flatten, preset_names, read_study
@@ -42,6 +45,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
 app.add_typer(config_app, name="config")
+INTERRUPTED = "interrupted; what was finished is intact, and the same command goes on from there"
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one value; repeatable.")]
@@ -74,11 +78,30 @@ def _observer(as_json: bool) -> Observer:
 
 
 def _again() -> str:
-    return shlex.join(["tokencodes", *sys.argv[1:]])
+    """The command that was given, as it can be given again from here."""
+    program = Path(sys.argv[0]) if Path(sys.argv[0]).name == "tokencodes" else Path("tokencodes")
+    if program.is_absolute():
+        found = shutil.which("tokencodes")
+        program = Path("tokencodes") if found and Path(found) == program else Path(os.path.relpath(program))
+    return shlex.join([str(program), *sys.argv[1:]])
 
 
 def _stopped(as_json: bool, where: Path) -> None:
     emit(as_json, {"done": False, "out": str(where)}, f"Stopped; everything up to here is saved. To go on:\n  {_again()}")
+
+
+def show_version(asked: bool) -> None:
+    """For --version."""
+    if asked:
+        print(tokencodes.__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=show_version, is_eager=True)] = False,
+) -> None:
+    """Train, verify and study decoder language models whose token inputs are fixed codes."""
 
 
 @app.command()
@@ -107,6 +130,7 @@ def train(
     study, _ = read_study(preset, sets or [])
     run = study.run(arm or study.study.baseline, study.study.seeds[0] if seed is None else seed)
     observer = _observer(as_json)
+    check_folder(out, run)
     with Stop().listen() as stop:
         result = train_run(run, open_dataset(run.data, out, observer.say), out, observer, stop)
     if result is None:
@@ -231,10 +255,10 @@ def prepare(
 def config_show(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
     """Every value of a configuration, and where it comes from."""
     study, origins = read_study(preset, sets or [])
-    values = flatten(study.model_dump(mode="json", exclude_none=True))
+    values = flatten(study.model_dump(mode="json"))
     table = Table("key", "value", "origin", title=preset)
     for key, value in values.items():
-        table.add_row(key, str(value), origins[key])
+        table.add_row(key, "not set" if value is None else str(value), origins[key])
     emit(as_json, {key: {"value": value, "origin": origins[key]} for key, value in values.items()}, table)
 
 
@@ -253,8 +277,8 @@ def run(arguments: list[str]) -> int:
     """Runs one command; returns its exit status."""
     disable_progress_bar()
     try:
-        app(arguments, standalone_mode=False)
-        return 0
+        status = app(arguments, standalone_mode=False)
+        return _complain(INTERRUPTED, 130) if status == 130 else int(status or 0)
     except CheckFailed as error:
         return _complain(str(error), 1)
     except InputError as error:
@@ -262,9 +286,10 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        return _complain("interrupted; repeating the command goes on from the last checkpoint", 130)
+        return _complain(INTERRUPTED, 130)
     except TyperException as error:
-        return _complain(f"{error.format_message()} (see tokencodes --help)", 2)
+        told = error.format_message()
+        return _complain(f"{told} (see tokencodes --help)", 2) if told else 2  # without arguments the help was shown
     except OSError as error:
         if error.errno is None:
             raise

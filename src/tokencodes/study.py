@@ -4,7 +4,6 @@ Leaves STUDY/study.toml, tokenizer-KEY.json, data/, yardsticks.json, and in ARM/
 metrics.jsonl, checkpoints/, model/, result.json, sample.json. Repeating the command goes on where it was stopped.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -57,7 +56,7 @@ def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop:
         losses = fit_and_score(dataset, held_out.ids_NT1)
         write_json(out / "yardsticks.json", {**asdict(losses), "held_out_sha256": held_out.sha256})
     write_json(out / "facts.json", _facts(study, dataset))
-    planned, began, trained = list(runs(study)), time.monotonic(), 0
+    planned, spent = list(runs(study)), list[float]()
     for number, (run, name) in enumerate(planned, 1):
         fresh = not (out / name / "result.json").is_file()
         result = train(run, dataset, out / name, observer, stop)
@@ -68,9 +67,9 @@ def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop:
         if not (out / name / "sample.json").is_file():
             prompt = held_out.ids_NT1[len(held_out.ids_NT1) // 2, :SAMPLE_PROMPT_TOKENS].tolist()
             write_json(out / name / "sample.json", sample(out / name / "model", prompt, run.seed))
+        spent.append(result["seconds"])
         if fresh:
-            trained += 1
-            left = (time.monotonic() - began) / trained * (len(planned) - number) / 60
+            left = sum(spent) / len(spent) * (len(planned) - number) / 60
             told = f"{run.arm} seed {run.seed}: held-out loss {result['held_out_loss']:.3f}"
             observer.say(f"run {number} of {len(planned)} done: {told}; about {left:.0f} min left")
     return True
@@ -124,6 +123,8 @@ def _facts(study: StudyConfig, dataset: Dataset) -> dict[str, Any]:
         }
         for side in ("train", "validation")
     }
+    long_enough = [int((shard.lengths > study.model.context).sum()) for shard in dataset.shards("train")]
+    sides["train"]["eligible"] = sum(long_enough)
     return {
         "account": account(study),
         "dataset": {

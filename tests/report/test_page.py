@@ -1,12 +1,13 @@
 """The page: whole, self-contained, true to the numbers on disk."""
 
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
 
 from tokencodes.errors import InputError
-from tokencodes.files import read_json
+from tokencodes.files import read_json, write_json
 from tokencodes.report import figures
 from tokencodes.report.page import write_report
 from tokencodes.report.results import read_study_folder
@@ -85,7 +86,10 @@ def test_its_numbers_are_those_on_disk(folder, study):
         assert ", ".join(f"{loss:.3f}" for loss in losses) in words
     for pair in summary["pairs"]:
         assert pair["sentence"] in words
-    assert {pair["arm"] for pair in summary["pairs"]} == {"binary", "gf2", "permuted"}
+    told = {(pair["arm"], pair["baseline"]) for pair in summary["pairs"]}
+    assert told == {("binary", "learned"), ("gf2", "learned"), ("permuted", "learned"), ("permuted", "binary")}
+    assert summary["matched"] is True
+    assert "Their hashes were compared" in words
     for heading in (
         "Findings",
         "Learning curves",
@@ -96,6 +100,15 @@ def test_its_numbers_are_those_on_disk(folder, study):
         "Environment",
     ):
         assert heading in words
+
+
+def test_arms_that_did_not_start_alike_are_told_apart(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "study")
+    file = tmp_path / "study" / "gf2" / "seed-1" / "result.json"
+    write_json(file, {**read_json(file), "start_sha256": "0" * 64})
+    page, summary = write_report(tmp_path / "study")
+    assert summary["matched"] is False
+    assert "the differences mean nothing" in page.read_text(encoding="utf-8")
 
 
 def test_every_seed_is_a_line_and_a_mark(folder):

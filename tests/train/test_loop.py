@@ -11,6 +11,7 @@ import torch
 from tests.conftest import tiny_study
 from tokencodes import checkpoint
 from tokencodes.errors import CheckFailed, InputError
+from tokencodes.files import read_json
 from tokencodes.train.loop import Stop, Trainer, train
 from tokencodes.train.metrics import Silent, read_metrics_lines
 
@@ -58,6 +59,13 @@ def test_stopped_and_resumed_is_bitwise_the_undisturbed_run(arm, halfway, study,
     old, new = weights(undisturbed[arm]), weights(tmp_path / arm)
     assert all(torch.equal(old[name], new[name]) for name in old)
     assert records(tmp_path / arm) == records(undisturbed[arm])
+    assert result["windows_sha256"] == read_json(undisturbed[arm] / "result.json")["windows_sha256"]
+
+
+def test_every_arm_saw_the_same_windows(undisturbed):
+    results = [read_json(folder / "result.json") for folder in undisturbed.values()]
+    for key in ("start_sha256", "windows_sha256", "held_out_sha256"):
+        assert len({result[key] for result in results}) == 1, key
 
 
 def test_work_after_the_last_checkpoint_is_done_again_not_counted_twice(study, dataset, undisturbed, tmp_path):
@@ -80,6 +88,7 @@ def test_the_arms_of_a_seed_start_from_the_same_bits_and_see_the_same_windows(st
         assert all(torch.equal(parameters[name], shared[name]) for name in shared)
         assert all(np.array_equal(trainer.window_ids(update), base.window_ids(update)) for update in range(8))
         assert trainer.held_out.sha256 == base.held_out.sha256
+        assert trainer.state.start_sha256 == base.state.start_sha256 != ""
 
 
 def test_the_losses_of_20_updates_are_the_golden_ones(dataset, tmp_path):

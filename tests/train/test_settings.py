@@ -54,6 +54,11 @@ def test_every_value_has_an_origin():
         (["study.seeds=[1, 1]"], "has a seed twice"),
         (["model=3"], "model"),
         (["model.hidden_size.x=3"], "'hidden_size' is a value, not a section"),
+        (["hidden_size=64"], "did you mean 'model.hidden_size'?"),
+        (["data.inputs=my/folder"], "data.inputs = 'my/folder': must be a list"),
+        (["study.seeds=4"], "study.seeds = 4: must be a list"),
+        (["arms.x=learned"], "arms.x = 'learned': must be a table of keys"),
+        (['study.contrasts=[["gf2", "gf3"]]'], "'gf3' is not among the arms"),
         (["nothing"], "write it as section.key=value"),
     ],
 )

@@ -27,7 +27,7 @@ NOT_APPLICABLE = {
     "gf2": set(),
     "permuted": set(),
 }
-EVERY_CHECK = 23
+EVERY_CHECK = 24
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,8 @@ def test_a_trained_arm_has_a_whole_certificate(arm, trained):
     for place in (trained[arm], trained[arm] / "model"):
         found = certify(place)
         assert found.holds, found.failed
-        assert {check.name for check in found.checks if check.status == "not applicable"} == NOT_APPLICABLE[arm]
+        missing = NOT_APPLICABLE[arm] | ({"export equals checkpoint"} if place.name == "model" else set())
+        assert {check.name for check in found.checks if check.status == "not applicable"} == missing
         assert len(found.checks) == EVERY_CHECK + len(certificate.NOT_SHOWN)
         assert {check.level for check in found.checks} == {"L0", "L1", "L2", "L3", "L4", "L5"}
 
@@ -237,6 +238,18 @@ def test_a_mutant_on_disk_is_caught_and_named(mutate, named, trained, tmp_path):
     shutil.copytree(trained["gf2"] / "model", tmp_path / "model")
     mutate(tmp_path / "model")
     assert named in failing(certify(tmp_path / "model"))
+
+
+def test_an_exported_copy_that_is_not_the_checkpoint_is_caught(trained, tmp_path):
+    shutil.copytree(trained["gf2"], tmp_path / "run")
+    in_weights(lambda w: w["lm_head.weight"][3, 3].mul_(1.001))(tmp_path / "run" / "model")
+    assert failing(certify(tmp_path / "run")) == {"export equals checkpoint"}
+
+
+def test_zeroed_weights_are_caught_by_the_replay(trained, tmp_path):
+    shutil.copytree(trained["gf2"] / "model", tmp_path / "model")
+    in_weights(lambda w: w["model.layers.1.mlp.down_proj.weight"].zero_())(tmp_path / "model")
+    assert failing(certify(tmp_path / "model")) == {"replay of the last update"}
 
 
 def test_what_cannot_be_loaded_is_an_input_error(tmp_path):

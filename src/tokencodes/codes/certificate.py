@@ -4,6 +4,7 @@ Nothing here is sampled: the minimum distance is over all pairs of the instantia
 for 2^(b-1) < V <= 2^b every nonzero b-bit number is the xor of two numbers below V, so the least distance is the least weight.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,8 +127,10 @@ def mean_squared_distance(book: Codebook, hidden_size: int) -> float:
     if book.spec.binary_valued:
         share_K = book.words_VK.mean(0, dtype=np.float64)
         return float(2 * (share_K * (1 - share_K)).sum() * count / (count - 1))
-    z = book.coordinates(hidden_size).astype(np.float64)
-    return float(2 * ((z**2).sum(1).mean() - (z.mean(0) ** 2).sum()) * count / (count - 1))
+    squared, total_K = 0.0, np.zeros(book.width)
+    for block in book.blocks(hidden_size):
+        squared, total_K = squared + float((block**2).sum()), total_K + block.sum(0)
+    return float(2 * (squared / count - ((total_K / count) ** 2).sum()) * count / (count - 1))
 
 
 def minimum_distance(book: Codebook, hidden_size: int) -> float:
@@ -144,7 +147,7 @@ def minimum_distance(book: Codebook, hidden_size: int) -> float:
         near = _near_by_flipping(words_VK) if book.width <= PRESENCE_BITS else None
         if near is not None:
             return float(near)
-        return float(_least_by_counting(words_VK) if book.width <= 64 else _least_by_products(words_VK.astype(np.float32)))
+        return float(_least_by_counting(words_VK))
     return float(np.sqrt(_least_by_products(book.coordinates(hidden_size))))
 
 
@@ -162,20 +165,28 @@ def _near_by_flipping(words_VK: NDArray[Any]) -> int | None:
 
 
 def _least_by_counting(words_VK: NDArray[Any]) -> int:
-    """The least Hamming distance of words of at most 64 bits: every pair, by xor and population count."""
-    packed = np.zeros((len(words_VK), 8), dtype=np.uint8)
-    bytes_VB = np.packbits(words_VK, axis=1)
-    packed[:, : bytes_VB.shape[1]] = bytes_VB
-    numbers = packed.view(np.uint64)[:, 0]
-    least = words_VK.shape[1]
-    for i in range(0, len(numbers), COUNT_BLOCK):
-        left = numbers[i : i + COUNT_BLOCK]
-        inner = np.bitwise_count(left[:, None] ^ left[None, :])
-        np.fill_diagonal(inner, 255)
-        least = min(least, int(inner.min()))
-        for j in range(i + COUNT_BLOCK, len(numbers), PAIR_BLOCK):
-            least = min(least, int(np.bitwise_count(left[:, None] ^ numbers[None, j : j + PAIR_BLOCK]).min()))
-    return least
+    """The least Hamming distance over every pair, by xor and population count of 64 bits at a time; two threads."""
+    packed = np.packbits(words_VK, axis=1)
+    columns = -(-packed.shape[1] // 8)
+    padded = np.zeros((len(packed), 8 * columns), dtype=np.uint8)
+    padded[:, : packed.shape[1]] = packed
+    words_CV = np.ascontiguousarray(padded.view(np.uint64).T)
+
+    def least_from(first: int) -> int:
+        left_CN = words_CV[:, first : first + COUNT_BLOCK]
+        least = words_VK.shape[1]
+        for start in range(first, words_CV.shape[1], PAIR_BLOCK):
+            right_CN = words_CV[:, start : start + PAIR_BLOCK]
+            counts = np.zeros((left_CN.shape[1], right_CN.shape[1]), dtype=np.uint16)
+            for left, right in zip(left_CN, right_CN, strict=True):
+                counts += np.bitwise_count(left[:, None] ^ right[None, :])
+            if start == first:
+                np.fill_diagonal(counts, np.iinfo(np.uint16).max)
+            least = min(least, int(counts.min()))
+        return least
+
+    with ThreadPoolExecutor(2) as threads:
+        return min(threads.map(least_from, range(0, words_CV.shape[1], COUNT_BLOCK)))
 
 
 def _least_by_products(z_VK: NDArray[np.float32]) -> float:
@@ -183,16 +194,21 @@ def _least_by_products(z_VK: NDArray[np.float32]) -> float:
 
     ‖a - b‖² is one product of (-2a, ‖a‖², 1) and (b, 1, ‖b‖²), so a block of pairs is made and read once.
     """
-    norms_V = (z_VK.astype(np.float64) ** 2).sum(1).astype(np.float32)[:, None]
-    ones_V = np.ones_like(norms_V)
-    left_VK, right_VK = np.hstack([-2 * z_VK, norms_V, ones_V]), np.hstack([z_VK, ones_V, norms_V])
+    starts = range(0, len(z_VK), PAIR_BLOCK)
+    norms_V = np.concatenate([(z_VK[i : i + PAIR_BLOCK].astype(np.float64) ** 2).sum(1) for i in starts]).astype(np.float32)
+
+    def extended(start: int, factor: float, last: bool) -> NDArray[np.float32]:
+        block, norms = z_VK[start : start + PAIR_BLOCK], norms_V[start : start + PAIR_BLOCK, None]
+        ones = np.ones_like(norms)
+        return np.hstack([np.float32(factor) * block, *((ones, norms) if last else (norms, ones))])
+
     # Twice the worst rounding of such a product: no nearer pair can hide behind it.
     slack = float(norms_V.max()) * 8 * np.finfo(np.float32).eps * np.sqrt(z_VK.shape[1])
     least = np.inf
-    for i in range(0, len(z_VK), PAIR_BLOCK):
-        left = left_VK[i : i + PAIR_BLOCK]
+    for i in starts:
+        left = extended(i, -2.0, last=False)
         for j in range(i, len(z_VK), PAIR_BLOCK):
-            squared = left @ right_VK[j : j + PAIR_BLOCK].T
+            squared = left @ extended(j, 1.0, last=True).T
             if i == j:
                 np.fill_diagonal(squared, np.inf)
             if squared.min() - slack < least:

@@ -23,6 +23,7 @@ Given = dict[str, NDArray[Any]]
 PACK_ABOVE = 16  # wider words of bits are stored packed, V·K/8 bytes; narrower ones as the paper counts them
 CACHED_ENTRIES = 1 << 24
 BLOCK_ROWS = 4096
+DIGEST_ABOVE = 64  # bytes of a row
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +119,18 @@ class Codebook:
 def array_sha256(array: NDArray[Any]) -> str:
     """Hash of a V×K array with its shape and type."""
     count, width = array.shape
-    return hashlib.sha256(f"{count},{width},{array.dtype.name};".encode() + np.ascontiguousarray(array).tobytes()).hexdigest()
+    digest = hashlib.sha256(f"{count},{width},{array.dtype.name};".encode())
+    digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def collisions(words_VK: NDArray[Any]) -> list[tuple[int, int]]:
     """Pairs (first token with this word, another with the same), by value: -0.0 is 0.0."""
-    rows: NDArray[Any] = np.packbits(words_VK, axis=1) if words_VK.dtype == np.uint8 else words_VK + 0.0
+    rows: NDArray[Any] = np.packbits(words_VK, axis=1) if words_VK.dtype == np.uint8 else words_VK
+    if rows.dtype.kind == "f" or rows.shape[1] > DIGEST_ABOVE:  # 128-bit digests: no copy of a wide table, and no chance hit
+        rows = np.stack(
+            [np.frombuffer(hashlib.blake2b(row + row.dtype.type(0), digest_size=16).digest(), np.uint8) for row in rows]
+        )
     rows = np.ascontiguousarray(rows)
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).reshape(-1)
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
@@ -204,7 +211,8 @@ def _build(spec: InterfaceSpec, vocab_size: int, given: Given) -> Codebook:
     elif spec.kind == "digits":
         book = words.digits(vocab_size, spec.base, width)[numbers]
     else:
-        book = words.floats(spec, vocab_size, width)[numbers]
+        drawn = words.floats(spec, vocab_size, width)
+        book = drawn if spec.ids == "natural" else drawn[numbers]
     for array in (book, *arrays.values()):
         array.setflags(write=False)  # the cache hands the same arrays to everyone
     return Codebook(spec, book, arrays)

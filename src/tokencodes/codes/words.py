@@ -93,5 +93,5 @@ def floats(spec: InterfaceSpec, vocab_size: int, width: int) -> NDArray[np.float
     random = np.random.Generator(np.random.Philox(key=np.array(philox.key(spec.seed, "floats"), dtype=np.uint64)))
     drawn = random.standard_normal((vocab_size, width), dtype=np.float32)
     if spec.kind == "sphere":
-        drawn *= np.sqrt(width) / np.linalg.norm(drawn.astype(np.float64), axis=1, keepdims=True)
+        drawn *= (np.sqrt(width) / np.sqrt(np.einsum("vk,vk->v", drawn, drawn, dtype=np.float64)))[:, None].astype(np.float32)
     return drawn

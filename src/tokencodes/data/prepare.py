@@ -61,8 +61,9 @@ def prepare(
             return _same_or_error(out, files, names, settings)
         shutil.copyfile(tokenizer_path, out / "tokenizer.json")
         sources = []
-        for file, name in zip(files, names, strict=True):
-            progress(f"preparing {file}")
+        for number, (file, name) in enumerate(zip(files, names, strict=True)):
+            if number % max(1, len(files) // 10) == 0:
+                progress(f"preparing {file} ({number + 1} of {len(files)})")
             sources.append(_prepare_source(file, out / name, tokenizer, settings))
         _both_sides(sources, validation)
         manifest = {"format": FORMAT, "version": VERSION, **asdict(settings), "sources": sources}

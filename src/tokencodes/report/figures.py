@@ -110,7 +110,7 @@ def final_losses(study: StudyResult) -> str:
 
 def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:
     """Differences to the baseline by seed, with the t interval of their mean where there is one."""
-    figure, axes = _axes(0.9 + 0.55 * len(pairs))
+    figure, axes = _axes(0.9 + 0.6 * len(pairs))
     drawn = looks(study.arms)
     for row, pair in enumerate(pairs):
         look = drawn[pair.arm]
@@ -128,10 +128,10 @@ def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:
             axes.plot([pair.low, pair.high], [row + 0.25] * 2, color=look.colour, linewidth=1.6, marker="|", markersize=9)
             axes.plot([pair.mean], [row + 0.25], look.marker, color=look.colour, markersize=6)
     axes.axvline(0, color="#000000", linewidth=1)
-    axes.set_yticks(range(len(pairs)), [pair.arm for pair in pairs])
+    axes.set_yticks(range(len(pairs)), [f"{pair.arm}\n- {pair.baseline}" for pair in pairs], fontsize=10)
     axes.set_ylim(len(pairs) - 0.4, -0.5)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"held-out loss minus {study.baseline}'s (nats a target)")
+    axes.set_xlabel("difference in held-out loss (nats a target)")
     return svg(figure, "differences")
 
 

@@ -31,6 +31,7 @@ def summary(study: StudyResult) -> dict[str, Any]:
     return {
         "finished": study.finished,
         "asked": study.asked,
+        "matched": study.matched(),
         "yardsticks": {name: study.yardsticks[name] for name in ("unigram", "bigram")},
         "arms": {
             arm: {
@@ -59,6 +60,7 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "result": one.result,
         "rows": [_row(study, arm) for arm in study.arms],
         "pairs": pairs,
+        "matched": study.matched(),
         "sentences": [sentence(pair) for pair in pairs],
         "curves": figures.loss_curves(study),
         "final": figures.final_losses(study),
@@ -76,7 +78,6 @@ def _context(study: StudyResult) -> dict[str, Any]:
 
 def _row(study: StudyResult, arm: str) -> dict[str, Any]:
     losses = study.values(arm, "held_out_loss")
-    seconds, targets = study.values(arm, "seconds"), study.values(arm, "targets")
     return {
         "arm": arm,
         "mean": float(losses.mean()),
@@ -84,7 +85,6 @@ def _row(study: StudyResult, arm: str) -> dict[str, Any]:
         "bits": float(study.values(arm, "bits_per_byte").mean()),
         "perplexity": float(study.values(arm, "perplexity").mean()),
         "below_unigram": study.yardsticks["unigram"] - float(losses.mean()),
-        "speed": float((targets / seconds).mean()),
     }
 
 

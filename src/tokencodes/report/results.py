@@ -61,8 +61,18 @@ class StudyResult:
         losses = {
             arm: {seed: float(run.result["held_out_loss"]) for seed, run in seeds.items()} for arm, seeds in self.runs.items()
         }
-        found = (paired_difference(arm, self.baseline, losses) for arm in self.arms if arm != self.baseline)
+        wanted = [(arm, self.baseline) for arm in self.arms if arm != self.baseline]
+        wanted += [(arm, base) for arm, base in self.config["study"].get("contrasts", []) if (arm, base) not in wanted]
+        found = (paired_difference(arm, base, losses) for arm, base in wanted)
         return [pair for pair in found if pair is not None]
+
+    def matched(self) -> bool:
+        """Whether in each seed every finished arm began from the same body and head and saw the same windows, by hash."""
+        for seed in self.config["study"]["seeds"]:
+            here = [seeds[seed].result for seeds in self.runs.values() if seed in seeds]
+            if len({(one["start_sha256"], one["windows_sha256"], one["held_out_sha256"]) for one in here}) > 1:
+                return False
+        return True
 
 
 def read_study_folder(folder: Path) -> StudyResult:

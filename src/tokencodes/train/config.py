@@ -25,6 +25,12 @@ def one_line(error: ValidationError) -> str:
         return str(first["ctx"]["error"])
     place = ".".join(str(part) for part in first["loc"] if part != "[key]")
     message = first["msg"].removeprefix("Value error, ")
+    message = {
+        "tuple_type": "must be a list, such as '[\"a\", \"b\"]' or '[1, 2]'",
+        "missing": "is missing; it has no default",
+        "dict_type": "must be a table of keys",
+        "model_type": "must be a table of keys",
+    }.get(first["type"], message)
     given = "" if isinstance(first["input"], dict | BaseModel) else f" = {first['input']!r}"
     return f"{place}{given}: {message}" if place else message
 
@@ -174,6 +180,7 @@ class StudyKeys(Section):
 
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (1,)
     baseline: str = "learned"
+    contrasts: tuple[tuple[str, str], ...] = ()  # further pairs of arms that the report compares
 
 
 class StudyConfig(Recipe):
@@ -188,6 +195,10 @@ class StudyConfig(Recipe):
             raise ValueError(f"study.seeds {list(self.study.seeds)} has a seed twice")
         if self.study.baseline not in self.arms:
             raise ValueError(f"study.baseline {self.study.baseline!r} is not among the arms: {', '.join(self.arms)}")
+        for pair in self.study.contrasts:
+            for arm in pair:
+                if arm not in self.arms:
+                    raise ValueError(f"study.contrasts: {arm!r} is not among the arms: {', '.join(self.arms)}")
         for arm in self.arms:
             self.run(arm, self.study.seeds[0])
         return self

@@ -36,6 +36,8 @@ def resolve_inputs(inputs: tuple[str, ...]) -> list[str]:
 
 def open_dataset(config: DataConfig, folder: Path, progress: Progress) -> Dataset:
     """The dataset that a recipe names, prepared under `folder` (tokenizer-KEY.json, data/) if it names texts."""
+    if config.dataset is not None and config.inputs:
+        raise InputError("data: both a dataset and inputs are given, and only one can be used; leave one out")
     if config.dataset is not None:
         dataset = Dataset(Path(config.dataset))
         wanted = None if config.tokenizer == "train" else TokenizerFile(Path(config.tokenizer)).sha256

@@ -4,6 +4,7 @@ Update u takes the windows [u·G, (u+1)·G) of the sampler, so a run is a pure f
 stopped anywhere and repeated, it ends in the same bits (float32, one machine, one thread count).
 """
 
+import hashlib
 import math
 import platform
 import resource
@@ -28,6 +29,7 @@ from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
 from tokencodes.data.sampler import PaperSampler
 from tokencodes.data.shards import Dataset
+from tokencodes.data.tokenizer import END_OF_TEXT
 from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.files import only_one, read_json, write_json
@@ -58,6 +60,7 @@ class Stop:
         def ask(number: int, frame: FrameType | None) -> None:
             self.asked = True
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            print("stopping at the next update; Ctrl-C again ends at once", file=sys.stderr, flush=True)
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -92,6 +95,15 @@ def check_folder(out: Path, run: RunConfig) -> None:
         raise InputError(f"{out}: neither empty nor a run's folder (it holds {foreign(out)}); choose another --out")
 
 
+def body_sha256(model: TokenCodeForCausalLM) -> str:
+    """SHA-256 of every parameter but the input's, by name."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if not name.startswith("model.embed_tokens."):
+            digest.update(name.encode() + parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
 class Trainer:
     """One run: model, optimizer, data and counters. `run()` trains it to its budget, or to a stop."""
 
@@ -118,7 +130,9 @@ class Trainer:
         self.model.config.tokenizer_sha256 = dataset.manifest["tokenizer_sha256"]
         initialise(self.model, run.seed)
         self.optimizer = build_optimizer(self.model, run.optimizer)
-        self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.manifest["tokenizer_sha256"])
+        self.state = TrainState(
+            0, 0, 0.0, dataset.fingerprint, dataset.manifest["tokenizer_sha256"], start_sha256=body_sha256(self.model)
+        )
         self.last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)
         self._measured: tuple[int, float] | None = None  # update and held-out loss
         self._resume()
@@ -196,6 +210,7 @@ class Trainer:
             update=self.state.update + 1,
             targets=self.state.targets + targets,
             seconds=self.state.seconds + seconds,
+            windows_sha256=hashlib.sha256(self.state.windows_sha256.encode() + ids.astype("<i8").tobytes()).hexdigest(),
             last_loss=loss,
         )
         self.last_ids = ids
@@ -228,7 +243,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     trainer.model.save_pretrained(trainer.out / "model")
     tokenizer = trainer.dataset.tokenizer
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(tokenizer.path), bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+        tokenizer_file=str(tokenizer.path), bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
     )
     fast.save_pretrained(trainer.out / "model")
     shutil.copyfile(tokenizer.path, trainer.out / "model" / "tokenizer.json")  # the very bytes that the model names by hash
@@ -249,6 +264,8 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         "held_out_targets": held_out.targets,
         "held_out_bytes": held_out.target_bytes,
         "held_out_sha256": held_out.sha256,
+        "start_sha256": state.start_sha256,
+        "windows_sha256": state.windows_sha256,
         "dataset_fingerprint": trainer.dataset.fingerprint,
         "seconds": state.seconds,
         "process_peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,

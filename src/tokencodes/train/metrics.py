@@ -145,7 +145,7 @@ class Terminal:
             self._progress.update(self._task, completed=record.update, told=told)
         elif time.monotonic() - self._last_line >= self.PLAIN_SECONDS:
             self._last_line = time.monotonic()
-            left = (self._updates - record.update) * record.seconds
+            left = (self._updates - record.update) * record.targets / record.update / (self._rate or 1.0)
             self.say(f"{self._name}: update {record.update}/{self._updates}  {told}  about {left:.0f} s left")
 
     def say(self, line: str) -> None:

@@ -34,7 +34,7 @@ def read_study(preset: str, sets: list[str]) -> tuple[StudyConfig, dict[str, str
         _put(told, key, value, assignment)
         origins[key] = f"--set {assignment}"
     study = validate(StudyConfig, told, origin)
-    return study, {key: origins.get(key, "default") for key in flatten(study.model_dump(exclude_none=True))}
+    return study, {key: origins.get(key, "default") for key in flatten(study.model_dump())}
 
 
 def write_run(path: Path, run: RunConfig) -> None:
@@ -63,7 +63,9 @@ def validate(model: type[Model], told: dict[str, Any], origin: str) -> Model:
     unknown = _unknown(model, told)
     if unknown:
         key, known = unknown
-        raise InputError(f"{origin}: unknown key {key!r}; {nearest(key.rpartition('.')[2], known)}")
+        owner = next((name for name, field in model.model_fields.items() if key in _keys(field.annotation)), None)
+        hint = f"did you mean '{owner}.{key}'?" if owner else nearest(key.rpartition(".")[2], known)
+        raise InputError(f"{origin}: unknown key {key!r}; {hint}")
     try:
         return model.model_validate(told)
     except ValidationError as error:
@@ -104,6 +106,10 @@ def _put(told: dict[str, Any], dotted: str, value: Any, assignment: str) -> None
         if not isinstance(told, dict):
             raise InputError(f"--set {assignment!r}: {part!r} is a value, not a section")
     told[last] = value
+
+
+def _keys(section: Any) -> list[str]:
+    return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
 
 
 def _unknown(model: Any, told: Any, prefix: str = "") -> tuple[str, list[str]] | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from tokencodes.codes.tables import shapes
 from tokencodes.errors import InputError
@@ -119,7 +120,7 @@ def reload_equals(subject: Subject) -> Check:
         except (InputError, RuntimeError) as error:  # safetensors refuses shared storage by a RuntimeError
             return check("L1", "reload equals", MEASURED, False, f"no copy can be made: {str(error).strip().splitlines()[0]}")
     old, new = model.state_dict(), again.state_dict()
-    differ = sorted(n for n in old.keys() | new.keys() if n not in old or n not in new or not torch.equal(old[n], new[n]))
+    differ = differing(old, new)
     same = not differ and torch.equal(model(ids).logits, again(ids).logits)
     detail = (
         f"{len(old)} tensors and {ids.numel()} positions bitwise equal"
@@ -129,4 +130,23 @@ def reload_equals(subject: Subject) -> Check:
     return check("L1", "reload equals", MEASURED, same, detail)
 
 
-CHECKS = (state_dict_bijection, parameter_counts, head_untied, buffer_types, tokenizer, reload_equals)
+def export_equals(subject: Subject) -> Check:
+    """The model folder that a finished run leaves holds this very checkpoint's tensors."""
+    name, folder = "export equals checkpoint", subject.place.parent.parent / "model"
+    if subject.place.parent.name != "checkpoints" or not (folder / "model.safetensors").is_file():
+        return not_applicable("L1", name, "no exported copy beside this checkpoint")
+    if (folder.parent / "checkpoints" / "latest").read_text(encoding="utf-8").strip() != subject.place.name:
+        return not_applicable("L1", name, "the exported copy is of a later checkpoint")
+    exported, here = load_file(folder / "model.safetensors"), subject.model.state_dict()
+    differ = differing(exported, here)
+    detail = f"{len(here)} tensors bitwise equal" if not differ else f"{folder}: {len(differ)} differ, first {differ[0]}"
+    return check("L1", name, PROVEN, not differ, detail)
+
+
+def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    """Names of the tensors that two state dicts do not share bit by bit."""
+    names = one.keys() | other.keys()
+    return sorted(n for n in names if n not in one or n not in other or not torch.equal(one[n], other[n]))
+
+
+CHECKS = (state_dict_bijection, parameter_counts, head_untied, buffer_types, tokenizer, reload_equals, export_equals)
