@@ -19,6 +19,7 @@ from tokencodes.errors import InputError
 
 PRESENCE_BITS = 26  # up to here a table of all words is cheap, and near pairs are found by flipping bits
 PAIR_BLOCK = 4096
+COUNT_WIDTH = 256  # bits up to which counting beats a matrix product
 COUNT_BLOCK = 64  # rows whose xor with a block of pairs stays in cache
 
 
@@ -147,7 +148,9 @@ def minimum_distance(book: Codebook, hidden_size: int) -> float:
         near = _near_by_flipping(words_VK) if book.width <= PRESENCE_BITS else None
         if near is not None:
             return float(near)
-        return float(_least_by_counting(words_VK))
+        if book.width <= COUNT_WIDTH:
+            return float(_least_by_counting(words_VK))
+        return float(_least_by_products(words_VK.astype(np.float32)))  # ‖a - b‖² of bits is their Hamming distance
     return float(np.sqrt(_least_by_products(book.coordinates(hidden_size))))
 
 
