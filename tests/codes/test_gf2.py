@@ -35,6 +35,16 @@ def test_rank_is_that_of_the_transpose_and_counts_the_distinct_images(matrix):
     assert len(np.unique(gf2.multiply(numbers, matrix), axis=0)) == 2**rank
 
 
+@settings(max_examples=60, deadline=None)
+@given(arrays(np.uint8, st.tuples(st.integers(1, 300), st.integers(1, 8)), elements=st.integers(0, 1)))
+def test_the_rank_of_a_tall_matrix_is_that_of_its_rows(matrix):
+    images = {tuple(row) for row in matrix.tolist()}
+    span = {(0,) * matrix.shape[1]}
+    for row in images:
+        span |= {tuple(a ^ b for a, b in zip(row, other, strict=True)) for other in span}
+    assert 2 ** gf2.rank(matrix) == len(span)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(8, 20), st.integers(0, 2**63 - 1))
 def test_a_drawn_matrix_meets_the_papers_conditions(size, seed):

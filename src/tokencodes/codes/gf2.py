@@ -39,7 +39,15 @@ def _eliminate(matrix: Bits, columns: int) -> tuple[Bits, int]:
 
 def rank(matrix: Bits) -> int:
     """Rank over GF(2). It can be below the rank over the reals, never above it."""
-    return _eliminate(np.asarray(matrix, dtype=np.uint8), matrix.shape[1])[1]
+    columns = matrix.shape[1]
+    basis = np.zeros((0, columns), dtype=np.uint8)
+    for start in range(0, len(matrix), max(2 * columns, 64)):  # a tall matrix is done as soon as its rank is full
+        rows = np.asarray(matrix[start : start + max(2 * columns, 64)], dtype=np.uint8)
+        reduced, found = _eliminate(np.vstack([basis, rows]), columns)
+        basis = reduced[:found]
+        if found == columns:
+            break
+    return len(basis)
 
 
 def inverse(matrix: Bits) -> Bits:
