@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tokencodes import checkpoint
-from tokencodes.errors import InputError
+from tokencodes.errors import CodeMismatch, InputError
 from tokencodes.train.loop import Trainer, train
 from tokencodes.train.metrics import Silent
 
@@ -80,11 +80,14 @@ def test_damage_in_any_file_is_named_and_the_one_before_is_taken(copy, study, da
     assert result["updates"] == 8
 
 
-def test_where_every_checkpoint_is_damaged_the_file_is_named(copy):
+def test_where_every_checkpoint_is_damaged_the_file_is_named_and_nothing_begins_anew(copy, study, dataset):
     for path in checkpoint.checkpoints(copy / "checkpoints"):
         (path / "state.json").write_text("{}")
-    with pytest.raises(InputError, match=r"none is whole: .*update-00000008/state.json: damaged"):
+    with pytest.raises(InputError, match=r"update-00000008/state\.json: damaged .*name an older checkpoint"):
         checkpoint.load_model(copy)
+    (copy / "result.json").unlink()
+    with pytest.raises(InputError, match="none is whole; remove that folder to begin the run again"):
+        train(study.run("gf2", 1), dataset, copy, Silent())
 
 
 def test_a_full_disk_during_a_save_leaves_what_was_there(copy, study, dataset, monkeypatch):
@@ -119,3 +122,33 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(InputError, match="there is none yet"):
         checkpoint.load_model(tmp_path)
+
+
+def test_a_checkpoint_with_a_wrong_code_is_refused_however_whole_its_files_are(study, dataset, tmp_path):
+    trainer = Trainer(study.run("gf2", 1), dataset, tmp_path, Silent())
+    trainer.run()
+    trainer.model.input_interface.codebook[7, 1] ^= 1
+    trainer.state = type(trainer.state)(**{**vars(trainer.state), "update": 9})
+    trainer._save()
+    assert checkpoint.damage(checkpoint.find(tmp_path)) is None
+    with pytest.raises(CodeMismatch, match="codebook differs"):
+        checkpoint.load_model(tmp_path)
+    with pytest.raises(CodeMismatch, match="codebook differs"):
+        Trainer(study.run("gf2", 1), dataset, tmp_path, Silent())
+
+
+def test_a_damaged_later_checkpoint_does_not_push_out_whole_ones(copy, study, dataset):
+    newest = checkpoint.find(copy)
+    (newest / "state.json").write_text("{}")
+    shutil.rmtree(copy / "checkpoints" / "update-00000006")
+    shutil.copytree(newest, copy / "checkpoints" / "update-00000099")  # damaged too, and later than all that will be written
+    shutil.rmtree(newest)
+    (copy / "checkpoints" / "update-00000002").mkdir()  # not a checkpoint: it has no manifest
+    trainer = Trainer.__new__(Trainer)
+    with pytest.raises(InputError, match="none is whole"):
+        trainer.__init__(study.run("gf2", 1), dataset, copy, Silent())
+    fresh = copy.parent / "fresh"
+    trainer = Trainer(study.run("gf2", 1), dataset, fresh, Silent())
+    shutil.copytree(copy / "checkpoints" / "update-00000099", fresh / "checkpoints" / "update-00000099")
+    trainer.run()
+    assert [path.name for path in checkpoint.checkpoints(fresh / "checkpoints")] == ["update-00000008", "update-00000006"]

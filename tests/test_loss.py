@@ -47,3 +47,25 @@ def test_float32_is_within_rounding_of_float64():
 def test_large_logits_do_not_overflow():
     h, head, ids = draw(5, [], torch.float32)
     assert torch.isfinite(loss.head_cross_entropy(h * 1e4, head, ids))
+
+
+def test_what_does_not_count_cannot_spoil_what_does():
+    h, head, ids = draw(5, [2])
+    with torch.no_grad():
+        h[2] = float("nan")
+    found = loss.head_cross_entropy(h, head, ids)
+    found.backward()
+    assert torch.isfinite(found)
+    assert not h.grad[2].any()
+    assert torch.isfinite(h.grad[[0, 1, 3, 4]]).all()
+
+
+def test_a_bfloat16_heads_gradient_is_summed_in_float32(monkeypatch):
+    h, head, ids = draw(4000, [], torch.float32)
+    small = [tensor.detach().to(torch.bfloat16).requires_grad_() for tensor in (h, head)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in small]
+    monkeypatch.setattr(loss, "CHUNK_ENTRIES", 500)
+    loss.head_cross_entropy(*small, ids).backward()
+    F.cross_entropy(exact[0] @ exact[1].T, ids, reduction="sum").backward()
+    error = (small[1].grad.double() - exact[1].grad).norm() / exact[1].grad.norm()
+    assert error < 0.01

@@ -133,6 +133,13 @@ def test_a_missing_tensor_is_refused_at_load(name, tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
+def test_a_superfluous_tensor_is_refused_at_load(tmp_path):
+    model_of("gf2").save_pretrained(tmp_path)
+    _resave(tmp_path, lambda weights: weights.update({"model.layers.7.extra": torch.zeros(2)}))
+    with pytest.raises(InputError, match=r"model\.layers\.7\.extra"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 def test_a_configuration_with_another_codebooks_hash_is_refused(tmp_path):
     model_of("gf2").save_pretrained(tmp_path)
     file = tmp_path / "config.json"

@@ -1,11 +1,18 @@
 """The main job on a tiny study: what it leaves, that it resumes, that it refuses."""
 
+import shutil
+
 import pytest
 
 from tests.conftest import tiny_study
+from tokencodes.data.split import split_of
+from tokencodes.data.text import read_documents
+from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
 from tokencodes.errors import InputError
-from tokencodes.files import read_json
+from tokencodes.files import read_json, write_json
 from tokencodes.study import compare, runs
+from tokencodes.train.config import DataConfig
+from tokencodes.train.corpus import open_dataset
 from tokencodes.train.loop import Stop
 from tokencodes.train.metrics import Silent
 from tokencodes.verify.certificate import certify
@@ -108,3 +115,33 @@ def test_a_study_from_text_trains_its_own_tokenizer_on_the_training_side(texts, 
     assert len(list((tmp_path / "study").glob("tokenizer-*.json"))) == 1
     assert facts["dataset"]["vocab_size"] == 300
     assert facts["dataset"]["validation"]["documents"] > 0
+
+
+def test_a_result_on_other_held_out_windows_is_refused(study, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "study")
+    file = tmp_path / "study" / "gf2" / "seed-1" / "result.json"
+    write_json(file, {**read_json(file), "held_out_sha256": "0" * 64})
+    with pytest.raises(InputError, match="measured on other held-out windows"):
+        compare(study, tmp_path / "study", Silent())
+
+
+def test_a_tokenizer_never_sees_what_is_held_out(texts, tmp_path):
+    documents = [d for file in sorted(texts.iterdir()) for d in read_documents(file)]
+    training = [d.text for d in documents if split_of(d, 0, 0.2) == "train"]
+    assert len(training) < len(documents)
+    train_tokenizer(training, 300, tmp_path / "expected.json")
+    data = DataConfig(inputs=(str(texts),), vocab_size=300, validation=0.2)
+    found = open_dataset(data, tmp_path / "out", lambda line: None)
+    assert found.tokenizer.sha256 == TokenizerFile(tmp_path / "expected.json").sha256
+
+
+def test_a_result_of_another_run_or_dataset_is_refused(study, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "study")
+    file = tmp_path / "study" / "gf2" / "seed-1" / "result.json"
+    for change, complaint in (
+        ({"arm": "binary"}, "its arm is 'binary'"),
+        ({"dataset_fingerprint": "0" * 64}, "dataset_fingerprint"),
+    ):
+        write_json(file, {**read_json(whole / "gf2" / "seed-1" / "result.json"), **change})
+        with pytest.raises(InputError, match=complaint):
+            compare(study, tmp_path / "study", Silent())

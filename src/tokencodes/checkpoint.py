@@ -115,13 +115,20 @@ def save(
     except Exception:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in checkpoints(folder)[keep:]:
+    _remove_old(folder, final, keep, on_stage)
+    on_stage("done")
+    return final
+
+
+def _remove_old(folder: Path, final: Path, keep: int, on_stage: Stage) -> None:
+    """Leaves the newest `keep`, the one just written among them."""
+    # A later one was passed over as damaged, or the run would have gone on from it: it must not push out a whole one.
+    later = [path for path in checkpoints(folder) if path.name > final.name]
+    for old in [*later, *checkpoints(folder)[len(later) + keep :]]:
         gone = old.with_name(f".tmp-{old.name}")
         old.rename(gone)
         on_stage("removing")
         shutil.rmtree(gone)
-    on_stage("done")
-    return final
 
 
 def _room_for(tensors: dict[str, Any], folder: Path) -> None:
@@ -146,7 +153,7 @@ def damage(checkpoint: Path) -> str | None:
         return str(error)
     if json_text(manifest) != (checkpoint / "manifest.json").read_text(encoding="utf-8"):
         return f"{checkpoint}/manifest.json: damaged (not the text that was written)"
-    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION or not isinstance(manifest.get("files"), dict):
         return f"{checkpoint}/manifest.json: not a checkpoint that this version reads"
     for name, told in manifest["files"].items():
         file = checkpoint / name
@@ -233,21 +240,22 @@ def _load_exported(folder: Path) -> TokenCodeForCausalLM:
     if kind != TokenCodeConfig.model_type:
         raise InputError(f"{folder}: a model of type {kind!r}, not {TokenCodeConfig.model_type!r}; name one made by tokencodes")
     try:
-        model: TokenCodeForCausalLM = TokenCodeForCausalLM.from_pretrained(folder)
+        model: TokenCodeForCausalLM = TokenCodeForCausalLM.from_pretrained(folder, dtype=torch.float32)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder}: cannot be loaded ({str(error).splitlines()[0]}); take a complete copy") from None
     return model.eval()
 
 
 def find(path: Path) -> Path:
-    """What a CHECKPOINT names: a run's newest whole checkpoint, one checkpoint, or an exported folder."""
+    """What a CHECKPOINT names: a run's newest checkpoint (InputError if it is damaged), one checkpoint, an exported folder."""
     if (path / "checkpoints").is_dir():
-        problems: list[str] = []
-        newest = newest_intact(path / "checkpoints", problems.append)
-        if newest is None:
-            why = f"none is whole: {problems[0].split(';')[0]}" if problems else "there is none yet"
-            raise InputError(f"{path}/checkpoints: {why}; repeat the training command to make one")
-        return newest
+        found = checkpoints(path / "checkpoints")
+        if not found:
+            raise InputError(f"{path}/checkpoints: there is none yet; repeat the training command to make one")
+        problem = damage(found[0])
+        if problem:
+            raise InputError(f"{problem}; repeat the training command, or name an older checkpoint")
+        return found[0]
     if (path / "config.json").is_file():
         return path
     raise InputError(f"{path}: neither a run, nor a checkpoint, nor an exported model; name a folder that holds one")

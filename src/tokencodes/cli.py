@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 from typer.exceptions import TyperException
 
@@ -290,9 +291,11 @@ def run(arguments: list[str]) -> int:
     except TyperException as error:
         told = error.format_message()
         return _complain(f"{told} (see tokencodes --help)", 2) if told else 2  # without arguments the help was shown
+    except SafetensorError as error:
+        return _complain(f"could not write or read tensors ({error}); is the disk full? What was finished before is intact", 2)
     except OSError as error:
-        if error.errno is None:
-            raise
+        if error.errno is None:  # numpy's, of a write that ended early
+            return _complain(f"{error}; is the disk full? What was finished before is intact", 2)
         place = f"{error.filename}: " if error.filename else ""
         return _complain(f"{place}{error.strerror}; what was finished before is intact: mend this and repeat the command", 2)
 

@@ -58,6 +58,20 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: damaged ({error}); take a new copy or make it anew") from None
 
 
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines; none if it is not there. A last line that a kill cut short is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    records = []
+    for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was not finished
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}, line {number}: damaged ({error.msg}); take a copy, or train the run anew") from None
+    return records
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The TOML of a file that must be there; InputError names it if it is missing or damaged."""
     try:

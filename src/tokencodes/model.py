@@ -26,6 +26,7 @@ class TokenCodeConfig(LlamaConfig):
     model_type = "tokencode"
 
     interface: str = "learned"
+    spec_sha256: str | None = None
     codebook_sha256: str | None = None
     tokenizer_sha256: str | None = None  # of the tokenizer.json that made the ids it was trained on
     rms_norm_eps: float = 1e-5
@@ -57,7 +58,13 @@ class TokenCodeForCausalLM(LlamaForCausalLM):
         spec = InterfaceSpec.parse(config.interface)
         interface = build_interface(spec, config.vocab_size, config.hidden_size, config.codebook_sha256, given)
         self.model.embed_tokens = interface
-        config.codebook_sha256 = interface.sha256
+        sha256 = spec.sha256(config.vocab_size, config.hidden_size)
+        if config.spec_sha256 not in (None, sha256):
+            raise InputError(
+                f"spec_sha256 {config.spec_sha256[:12]} is not that of {str(spec)!r} ({sha256[:12]}): the configuration was "
+                "changed by hand; take the one that was saved with the weights"
+            )
+        config.spec_sha256, config.codebook_sha256 = sha256, interface.sha256
 
     @property
     def input_interface(self) -> InputInterface:

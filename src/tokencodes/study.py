@@ -17,7 +17,7 @@ from tokencodes.data.shards import Dataset
 from tokencodes.data.windows import held_out_windows
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
-from tokencodes.files import only_one, read_toml, write_json, write_text
+from tokencodes.files import only_one, read_json, read_toml, write_json, write_text
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.train.account import account
 from tokencodes.train.config import RunConfig, StudyConfig
@@ -52,9 +52,10 @@ def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop:
     dataset = open_dataset(study.data, out, observer.say)
     held_out = held_out_windows(dataset, study.model.context, study.heldout.windows)
     write_text(out / "study.toml", text)  # only now, so that a configuration that cannot work does not claim the folder
-    if not (out / "yardsticks.json").is_file():
-        losses = fit_and_score(dataset, held_out.ids_NT1)
-        write_json(out / "yardsticks.json", {**asdict(losses), "held_out_sha256": held_out.sha256})
+    key = {"held_out_sha256": held_out.sha256, "dataset_fingerprint": dataset.fingerprint}
+    yardsticks = out / "yardsticks.json"
+    if not yardsticks.is_file() or {name: read_json(yardsticks).get(name) for name in key} != key:
+        write_json(yardsticks, {**asdict(fit_and_score(dataset, held_out.ids_NT1)), **key})
     write_json(out / "facts.json", _facts(study, dataset))
     planned, spent = list(runs(study)), list[float]()
     for number, (run, name) in enumerate(planned, 1):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
 from tokencodes.data import prepare as module
 from tokencodes.data.prepare import prepare
@@ -136,3 +137,33 @@ def test_real_text_with_the_real_tokenizer(real_data, tmp_path):
     assert sum(counts.values()) == len(documents) == 1010
     tokens = sum(int(shard.lengths.sum()) for side in counts for shard in found.shards(side))
     assert 860_000 < tokens < 900_000
+
+
+def test_the_split_seed_reaches_the_shards(texts, tokenizer_path, tmp_path):
+    found = prepare([str(texts)], tokenizer_path, tmp_path / "data", validation=0.2, split_seed=5)
+    for side in ("train", "validation"):
+        names = {
+            name for shard in found.shards(side) for name in pq.read_table(shard.path / "documents.parquet")["id"].to_pylist()
+        }
+        documents = [d for file in texts.iterdir() for d in read_documents(file)]
+        assert names == {d.id for d in documents if split_of(d, 5, 0.2) == side}
+
+
+def test_a_folder_of_somebody_elses_files_is_not_touched(texts, tokenizer_path, tmp_path):
+    (tmp_path / "austen").mkdir()
+    (tmp_path / "austen" / "source.json").write_text("{}")
+    (tmp_path / "austen" / "thesis.tex").write_text("years of work")
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match="nothing in it is touched"):
+        prepare([str(texts)], tokenizer_path, tmp_path, validation=0.2)
+    assert contents(tmp_path) == before
+
+
+def test_what_a_tokenizer_file_sets_for_short_prompts_does_not_reach_documents(texts, tokenizer_path, dataset, tmp_path):
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    tokenizer.enable_truncation(16)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "t.json"))
+    found = prepare([str(texts)], tmp_path / "t.json", tmp_path / "data", validation=0.2)
+    whole, here = ([ids.tolist() for s in d.shards("train") for ids in s.documents()] for d in (dataset, found))
+    assert here == whole

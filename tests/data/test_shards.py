@@ -92,3 +92,24 @@ def test_another_vocabulary_or_tokenizer_is_refused(dataset):
 def test_a_folder_without_manifest_is_no_dataset(tmp_path):
     with pytest.raises(InputError, match="not a finished dataset"):
         Dataset(tmp_path)
+
+
+def test_a_span_is_refused_exactly_if_it_touches_the_damaged_block(copy, monkeypatch):
+    folder = copy.shards("train")[0].path
+    monkeypatch.setattr(module, "BLOCK", 256)
+    sums = {name: module.block_sums(folder / name) for name in (module.TOKENS, module.OFFSETS, module.DOCUMENTS)}
+    text = json.dumps(sums)
+    (folder / module.CHECKSUMS).write_text(text)
+    entry = {"split": "train", "checksums_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    data = bytearray((folder / module.TOKENS).read_bytes())
+    data[512 + 100] ^= 1  # the third block
+    (folder / module.TOKENS).write_bytes(data)
+    header = len(data) - 2 * int(np.load(folder / module.OFFSETS)[-1])
+    for start in range(0, 400, 3):
+        first, last = header + 2 * start, header + 2 * (start + 5) - 1
+        shard = Shard(folder, entry)
+        if first < 768 and last >= 512:
+            with pytest.raises(InputError, match="damaged in bytes 512 to 768"):
+                shard.span(0, start, 5)
+        else:
+            shard.span(0, start, 5)

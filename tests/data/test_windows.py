@@ -42,3 +42,9 @@ def test_bits_a_byte_is_the_code_length_of_the_text_over_its_bytes(dataset):
 def test_a_context_that_no_held_out_document_has_is_an_error(dataset):
     with pytest.raises(InputError, match="no held-out document has the 10,001 tokens"):
         held_out_windows(dataset, 10_000, 4)
+
+
+def test_held_out_windows_are_spread_evenly_over_all_documents(dataset):
+    every = held_out_windows(dataset, 16, 10**6).ids_NT1
+    some = held_out_windows(dataset, 16, 10).ids_NT1
+    assert some.tolist() == [every[i * len(every) // 10].tolist() for i in range(10)]

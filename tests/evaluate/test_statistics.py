@@ -57,3 +57,9 @@ def test_a_clear_difference_is_bound_to_recipe_text_and_code_seed():
     assert "0.300 nats a target below learned" in told
     assert "3 paired run seeds, same sign in 3" in told
     assert "Under this recipe, text and code seed" in told
+
+
+def test_arms_with_other_recipes_are_not_blamed_on_the_interface():
+    told = sentence(pair(-0.30, -0.31, -0.29), same_recipe=False)
+    assert "in recipe as in interface: it may be either" in told
+    assert "two interfaces differ" not in told

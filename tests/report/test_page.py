@@ -46,6 +46,7 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
+        self.words += " "
 
     def handle_data(self, data):
         self.words += data
@@ -84,6 +85,11 @@ def test_its_numbers_are_those_on_disk(folder, study):
         assert summary["arms"][arm]["held_out_loss"] == losses
         assert f"{sum(losses) / 2:.3f}" in words
         assert ", ".join(f"{loss:.3f}" for loss in losses) in words
+        results = [read_json(folder / arm / f"seed-{seed}" / "result.json") for seed in (1, 2)]
+        bits, perplexity = (sum(result[key] for result in results) / 2 for key in ("bits_per_byte", "perplexity"))
+        below = read_json(folder / "yardsticks.json")["unigram"] - sum(losses) / 2
+        row = f"{arm} {sum(losses) / 2:.3f} {losses[0]:.3f}, {losses[1]:.3f} {bits:.3f} {perplexity:.1f} {below:.3f}"
+        assert row in words
     for pair in summary["pairs"]:
         assert pair["sentence"] in words
     told = {(pair["arm"], pair["baseline"]) for pair in summary["pairs"]}
@@ -139,6 +145,10 @@ def test_a_folder_that_holds_no_study_is_refused(tmp_path):
         write_report(tmp_path)
 
 
-def test_text_from_a_model_cannot_become_markup(folder):
-    text = (folder / "report.html").read_text(encoding="utf-8")
+def test_text_from_a_model_cannot_become_markup(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "study")
+    file = tmp_path / "study" / "gf2" / "seed-1" / "sample.json"
+    write_json(file, {**read_json(file), "continuation": "</blockquote><script>alert(1)</script>"})
+    text = write_report(tmp_path / "study")[0].read_text(encoding="utf-8")
+    assert "<script" not in text
     assert text.count("<blockquote>") == text.count("</blockquote>") == 4

@@ -19,6 +19,10 @@ def test_the_papers_table_of_parameters():
     assert {arm: tuple(facts[key] for key in keys) for arm, facts in arms.items()} == PAPER
     assert {facts["updates"] for facts in arms.values()} == {381_470}
     assert round(arms["binary"]["squared_norm_mean"]) == 981
+    for facts in arms.values():
+        assert facts["optimizer_bytes"] == 8 * facts["total_parameters"]
+        assert facts["weight_bytes"] == facts["gradient_bytes"] == 4 * facts["total_parameters"]
+        assert facts["buffer_bytes"] == facts["buffer_entries"]  # one byte an entry up to 16 bits
 
 
 def test_counts_are_those_of_a_real_model():

@@ -1,7 +1,9 @@
 """One run: matched arms, exact resume, honest counters, loud failures."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,9 @@ import torch
 from tests.conftest import tiny_study
 from tokencodes import checkpoint
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.files import read_json
+from tokencodes.files import only_one, read_json, read_json_lines
 from tokencodes.train.loop import Stop, Trainer, train
-from tokencodes.train.metrics import Silent, read_metrics_lines
+from tokencodes.train.metrics import Silent
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").read_text())
 
@@ -21,7 +23,7 @@ GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").re
 def records(folder: Path) -> list[dict]:
     """Metrics without what a clock decides."""
     return [
-        {key: value for key, value in line.items() if key != "seconds"} for line in read_metrics_lines(folder / "metrics.jsonl")
+        {key: value for key, value in line.items() if key != "seconds"} for line in read_json_lines(folder / "metrics.jsonl")
     ]
 
 
@@ -170,3 +172,35 @@ def test_another_vocabulary_is_refused(dataset, tmp_path):
     with pytest.raises(InputError, match="made with a vocabulary of 320, the model has 321"):
         train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
     assert not (tmp_path / "run").exists()
+
+
+def test_a_non_finite_gradient_stops_the_run_even_if_the_loss_is_finite(study, dataset, tmp_path):
+    trainer = Trainer(study.run("gf2", 1), dataset, tmp_path, Silent())
+    before = trainer.model.lm_head.weight.detach().clone()
+    trainer.model.model.norm.weight.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(CheckFailed, match="gradient norm"):
+        trainer.run()
+    assert torch.equal(trainer.model.lm_head.weight, before)
+
+
+def test_two_programs_cannot_train_in_one_folder(study, dataset, tmp_path):
+    with only_one(tmp_path), pytest.raises(InputError, match="another program is writing here"):
+        train(study.run("gf2", 1), dataset, tmp_path, Silent())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_both_signals_ask_for_a_stop_at_the_next_boundary(number, capsys):
+    before = signal.getsignal(number)
+    with Stop().listen() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.asked
+    assert signal.getsignal(number) == before
+    assert "stopping at the next update" in capsys.readouterr().err
+
+
+def test_the_result_holds_what_its_loss_means(undisturbed, dataset):
+    result = read_json(undisturbed["gf2"] / "result.json")
+    loss, targets, size = (result[key] for key in ("held_out_loss", "held_out_targets", "held_out_bytes"))
+    assert result["perplexity"] == pytest.approx(np.exp(loss))
+    assert result["bits_per_byte"] == pytest.approx(loss / np.log(2) * targets / size)
+    assert loss == [line["loss"] for line in records(undisturbed["gf2"]) if line["kind"] == "heldout"][-1]

@@ -197,7 +197,7 @@ class InterfaceSpec:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _why_not(key: str, allowed: tuple[str, ...]) -> str:

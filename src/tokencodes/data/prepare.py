@@ -19,7 +19,7 @@ from tokencodes.data.split import Split, split_of
 from tokencodes.data.text import Document, find_files, read_documents
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
-from tokencodes.files import fsync, only_one, read_json, write_json
+from tokencodes.files import LOCK, fsync, only_one, read_json, write_json
 
 BATCH_DOCUMENTS = 256
 Progress = Callable[[str], None]
@@ -54,12 +54,17 @@ def prepare(
     tokenizer = TokenizerFile(tokenizer_path)
     settings = PrepareSettings(tokenizer.sha256, tokenizer.vocab_size, split_seed, validation, shard_tokens)
     names = _source_names(files)
+    if not 0 <= validation < 1:
+        raise InputError(f"validation share {validation}: it must be in 0 ... 1, and below 1")
+    if out.is_dir() and any(out.iterdir()) and not (out / LOCK).is_file():
+        raise InputError(f"{out}: neither empty nor a dataset's folder, and nothing in it is touched; choose another --out")
     with only_one(out):
         for leftover in out.glob(".tmp-*"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if (out / "manifest.json").is_file():
             return _same_or_error(out, files, names, settings)
-        shutil.copyfile(tokenizer_path, out / "tokenizer.json")
+        if tokenizer_path.resolve() != (out / "tokenizer.json").resolve():
+            shutil.copyfile(tokenizer_path, out / "tokenizer.json")
         sources = []
         for number, (file, name) in enumerate(zip(files, names, strict=True)):
             if number % max(1, len(files) // 10) == 0:
@@ -97,6 +102,8 @@ def _prepare_source(file: Path, folder: Path, tokenizer: TokenizerFile, settings
         told = read_json(folder / "source.json")
         if {key: told.get(key) for key in expected} == expected:
             return {"name": folder.name, "input": facts, "shards": told["shards"]}
+        if set(told) != {"input", "settings", "shards"}:
+            raise InputError(f"{folder}: not made by prepare; choose another --out")
         shutil.rmtree(folder)  # left by an unfinished run with other settings; no manifest ever named it
     partial = folder.with_name(f".tmp-{folder.name}")
     try:

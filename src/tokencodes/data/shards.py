@@ -112,6 +112,8 @@ class Shard:
             tokens = np.load(file, mmap_mode="r")
         except FileNotFoundError:
             raise InputError(f"{file}: missing; prepare the dataset anew") from None
+        except ValueError as error:
+            raise InputError(f"{file}: damaged ({error}); take a new copy or prepare the dataset anew") from None
         return raw, tokens, size - tokens.nbytes
 
     def _verify_blocks(self, raw: NDArray[np.uint8], blocks: range) -> None:

@@ -57,6 +57,8 @@ class TokenizerFile:
             self.tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises a bare Exception
             raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
+        self.tokenizer.no_truncation()  # what a file sets for short prompts would cut or pad documents without a word
+        self.tokenizer.no_padding()
         self.path = path
         self.sha256 = hashlib.sha256(data).hexdigest()
         self.vocab_size: int = self.tokenizer.get_vocab_size()

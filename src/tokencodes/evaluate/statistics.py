@@ -51,7 +51,7 @@ def paired_difference(arm: str, baseline: str, losses: dict[str, dict[int, float
     return PairedDifference(arm, baseline, seeds, tuple(values.tolist()), float(values.mean()), low, high)
 
 
-def sentence(pair: PairedDifference, unit: str = "nats a target") -> str:
+def sentence(pair: PairedDifference, same_recipe: bool = True, unit: str = "nats a target") -> str:
     """What this many seeds allow to be said of one pair, and no more."""
     count = len(pair.seeds)
     direction = "above" if pair.mean > 0 else "below"
@@ -61,5 +61,7 @@ def sentence(pair: PairedDifference, unit: str = "nats a target") -> str:
     same = sum(difference * pair.mean > 0 for difference in pair.differences)
     told += f" (95 % t interval {pair.low:+.3f} to {pair.high:+.3f}, {count} paired run seeds, same sign in {same})"
     if pair.excludes_zero:
+        if not same_recipe:
+            return f"{told}. The two arms differ by more than run seeds explain, in recipe as in interface: it may be either."
         return f"{told}. Under this recipe, text and code seed the two interfaces differ by more than run seeds explain."
     return f"{told}. The interval contains zero: {count} run seeds do not tell the two interfaces apart."

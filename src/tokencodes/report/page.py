@@ -8,7 +8,6 @@ from typing import Any
 import jinja2
 
 from tokencodes.codes import InterfaceSpec
-from tokencodes.evaluate.statistics import sentence
 from tokencodes.files import write_json, write_text
 from tokencodes.report import figures
 from tokencodes.report.results import StudyResult, read_study_folder
@@ -43,7 +42,7 @@ def summary(study: StudyResult) -> dict[str, Any]:
             }
             for arm in study.arms
         },
-        "pairs": [{**asdict(pair), "sentence": sentence(pair)} for pair in study.pairs()],
+        "pairs": [{**asdict(pair), "sentence": study.told(pair)} for pair in study.pairs()],
     }
 
 
@@ -61,7 +60,7 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "rows": [_row(study, arm) for arm in study.arms],
         "pairs": pairs,
         "matched": study.matched(),
-        "sentences": [sentence(pair) for pair in pairs],
+        "sentences": [study.told(pair) for pair in pairs],
         "curves": figures.loss_curves(study),
         "final": figures.final_losses(study),
         "differences": figures.differences(study, pairs) if pairs else None,

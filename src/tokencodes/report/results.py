@@ -1,6 +1,5 @@
 """A study's folder as values: what was asked, what is finished, and the statistics of it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tokencodes.errors import InputError
-from tokencodes.evaluate.statistics import PairedDifference, paired_difference
-from tokencodes.files import read_json, read_toml
+from tokencodes.evaluate.statistics import PairedDifference, paired_difference, sentence
+from tokencodes.files import read_json, read_json_lines, read_toml
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,11 @@ class StudyResult:
         found = (paired_difference(arm, base, losses) for arm, base in wanted)
         return [pair for pair in found if pair is not None]
 
+    def told(self, pair: PairedDifference) -> str:
+        """The sentence of a pair."""
+        recipes = [self.config["arms"][arm].get("overrides", {}) for arm in (pair.arm, pair.baseline)]
+        return sentence(pair, same_recipe=recipes[0] == recipes[1])
+
     def matched(self) -> bool:
         """Whether in each seed every finished arm began from the same body and head and saw the same windows, by hash."""
         for seed in self.config["study"]["seeds"]:
@@ -93,7 +97,7 @@ def read_study_folder(folder: Path) -> StudyResult:
 
 
 def _read_run(folder: Path) -> RunResult:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_json_lines(folder / "metrics.jsonl")
     sample = folder / "sample.json"
     return RunResult(
         read_json(folder / "result.json"),

@@ -32,7 +32,7 @@ from tokencodes.data.shards import Dataset
 from tokencodes.data.tokenizer import END_OF_TEXT
 from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.files import only_one, read_json, write_json
+from tokencodes.files import LOCK, only_one, read_json, write_json
 from tokencodes.init import initialise
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 from tokencodes.train.config import RunConfig
@@ -128,6 +128,9 @@ class Trainer:
         write_run(out / "config.toml", run)
         self.model = build_model(run, *settle(run.interface, dataset)).train()
         self.model.config.tokenizer_sha256 = dataset.manifest["tokenizer_sha256"]
+        end = dataset.tokenizer.end_of_text
+        for config in (self.model.config, self.model.generation_config):
+            config.bos_token_id = config.eos_token_id = end
         initialise(self.model, run.seed)
         self.optimizer = build_optimizer(self.model, run.optimizer)
         self.state = TrainState(
@@ -140,6 +143,8 @@ class Trainer:
     def _resume(self) -> None:
         newest = checkpoint.newest_intact(self.out / "checkpoints", self.observer.say)
         if newest is None:
+            if checkpoint.checkpoints(self.out / "checkpoints"):
+                raise InputError(f"{self.out}/checkpoints: none is whole; remove that folder to begin the run again")
             return
         told = checkpoint.read_state(newest)
         if told.dataset_fingerprint != self.dataset.fingerprint:
@@ -196,7 +201,7 @@ class Trainer:
             first = self.state.update * size
             raise CheckFailed(
                 f"{self.out}: loss {loss} and gradient norm {norm} in update {self.state.update + 1} (windows {first} to "
-                f"{first + size - 1}); the weights before it are in the last checkpoint. Lower optimizer.peak_lr, or look "
+                f"{first + size - 1}); they never reached the weights. Lower optimizer.peak_lr, or look "
                 "at these windows"
             )
         lr = learning_rate(self.state.update, config.optimizer)
@@ -240,14 +245,18 @@ class Trainer:
 
 def finish(trainer: Trainer) -> dict[str, Any]:
     """After the last update: the model as a Hugging Face folder, and result.json, whose presence means "done"."""
-    trainer.model.save_pretrained(trainer.out / "model")
+    partial, final = trainer.out / ".tmp-model", trainer.out / "model"
+    shutil.rmtree(partial, ignore_errors=True)
+    trainer.model.save_pretrained(partial)
     tokenizer = trainer.dataset.tokenizer
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(tokenizer.path), bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
     )
-    fast.save_pretrained(trainer.out / "model")
-    shutil.copyfile(tokenizer.path, trainer.out / "model" / "tokenizer.json")  # the very bytes that the model names by hash
-    checkpoint.write_replay(trainer.out / "model", trainer.state, trainer.last_ids)
+    fast.save_pretrained(partial)
+    shutil.copyfile(tokenizer.path, partial / "tokenizer.json")  # the very bytes that the model names by hash
+    checkpoint.write_replay(partial, trainer.state, trainer.last_ids)
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
     config, state, held_out = trainer.config, trainer.state, trainer.held_out
     loss = trainer.held_out_loss()
     result = {
@@ -278,12 +287,29 @@ def finish(trainer: Trainer) -> dict[str, Any]:
 def train(run: RunConfig, dataset: Dataset, out: Path, observer: Observer, stop: Stop | None = None) -> dict[str, Any] | None:
     """One run to its end: its result, or None if it was stopped (repeating the call goes on)."""
     check_folder(out, run)
-    if (out / "result.json").is_file():
-        result: dict[str, Any] = read_json(out / "result.json")
-        return result
-    trainer = Trainer(run, dataset, out, observer, stop)
     with only_one(out):
+        check_folder(out, run)  # again: another program may have been here before the lock was ours
+        if (out / "result.json").is_file():
+            return _kept_result(out, run, dataset)
+        try:
+            trainer = Trainer(run, dataset, out, observer, stop)
+        except InputError:
+            if [path.name for path in out.iterdir()] == [LOCK]:
+                shutil.rmtree(out)  # nothing was begun, so nothing is left
+            raise
         return finish(trainer) if trainer.run() else None
+
+
+def _kept_result(out: Path, run: RunConfig, dataset: Dataset) -> dict[str, Any]:
+    """The result of a finished run, if it is this run's on this dataset."""
+    result = read_json(out / "result.json")
+    expected = {"arm": run.arm, "seed": run.seed, "dataset_fingerprint": dataset.fingerprint}
+    for key, wanted in expected.items():
+        found = result.get(key) if isinstance(result, dict) else None
+        if found != wanted:
+            raise InputError(f"{out}/result.json: its {key} is {found!r}, not {wanted!r}; remove the folder and train it again")
+    kept: dict[str, Any] = result
+    return kept
 
 
 def environment() -> dict[str, str | int]:

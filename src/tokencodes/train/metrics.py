@@ -5,12 +5,12 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from tokencodes.files import write_text
+from tokencodes.files import read_json_lines, write_text
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, resume_update: int) -> None:
-        kept = [line for line in read_metrics_lines(path) if resume_update > 0 and line["update"] <= resume_update]
+        kept = [line for line in read_json_lines(path) if resume_update > 0 and line["update"] <= resume_update]
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
 
@@ -58,15 +58,6 @@ class MetricsFile:
     def close(self) -> None:
         """Ends the file."""
         self._file.close()
-
-
-def read_metrics_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a run; a last line that a kill cut short is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    whole = lines[:-1]  # what follows the last line break was not finished
-    return [json.loads(line) for line in whole if line]
 
 
 class Observer(Protocol):

@@ -9,7 +9,7 @@ from tokencodes.checkpoint import find, load_model
 from tokencodes.errors import CodeMismatch
 from tokencodes.files import read_json
 from tokencodes.verify import forward, identity, runtime, structure
-from tokencodes.verify.check import PROVEN, Check, Subject, check, not_shown
+from tokencodes.verify.check import MEASURED, PROVEN, Check, Subject, check, not_shown
 
 LEVELS = {
     "L0": "the code",
@@ -70,9 +70,16 @@ def certify(path: Path) -> Certificate:
 
 def run_checks(subject: Subject) -> list[Check]:
     """Every check of every level, in order, then what is not shown."""
-    made = [run(subject) for run in (*identity.CHECKS, *structure.CHECKS, *forward.CHECKS)]
-    made += forward.modules(subject)
-    made += [run(subject) for run in runtime.CHECKS]
+    groups = {"L0": identity.CHECKS, "L1": structure.CHECKS, "L2": (*forward.CHECKS, forward.modules), "L3": runtime.CHECKS}
+    made: list[Check] = []
+    for level, checks in groups.items():
+        for run in checks:
+            try:
+                found = run(subject)
+            except Exception as error:  # a model that breaks a check has not passed it
+                first = (str(error).splitlines() or [""])[0]
+                found = check(level, run.__name__.replace("_", " "), MEASURED, False, f"{type(error).__name__}: {first}")
+            made += found if isinstance(found, list) else [found]
     return sorted([*made, *NOT_SHOWN], key=lambda one: one.level)
 
 
