@@ -13,10 +13,9 @@ from tokencodes.files import read_json, read_json_lines, read_toml
 
 @dataclass(frozen=True)
 class RunResult:
-    """One finished run: result.json, its metrics by kind, its sample (None if none was drawn)."""
+    """One finished run: result.json, its held-out losses, its sample (None if none was drawn)."""
 
     result: dict[str, Any]
-    updates: list[dict[str, Any]]
     held_out: list[dict[str, Any]]
     sample: dict[str, Any] | None
 
@@ -101,7 +100,6 @@ def _read_run(folder: Path) -> RunResult:
     sample = folder / "sample.json"
     return RunResult(
         read_json(folder / "result.json"),
-        [line for line in lines if line["kind"] == "update"],
         [line for line in lines if line["kind"] == "heldout"],
         read_json(sample) if sample.is_file() else None,
     )
