@@ -43,6 +43,8 @@ def test_every_value_has_an_origin():
         (["model.num_attention_heads=64"], "heads of an even whole width"),
         (["model.tie_word_embeddings=true"], "would make the input trainable; set it to false"),
         (["optimizer.peak_lr=fast"], "optimizer.peak_lr = 'fast'"),
+        (["model.init_std=2"], "model.init_std = 2"),
+        (["model.rope_theta=1e-300"], "model.rope_theta = 1e-300"),
         (["optimizer.peak_lr=nan"], "optimizer.peak_lr"),
         (["optimizer.min_lr=1"], "min_lr 1 is above peak_lr"),
         (["optimizer.warmup_updates=100000"], "must be below schedule_updates"),

@@ -60,9 +60,9 @@ class ModelConfig(Section):
     num_hidden_layers: Positive
     num_attention_heads: Positive
     context: Positive
-    rope_theta: PositiveFloat = 10_000.0
+    rope_theta: Annotated[float, Field(gt=1, le=1e12)] = 10_000.0
     rms_norm_eps: PositiveFloat = 1e-5
-    init_std: PositiveFloat = 0.02  # of the body's and the head's matrices; the paper's, at width 2048
+    init_std: Annotated[float, Field(gt=0, le=1)] = 0.02  # of the body's and the head's matrices; the paper's, at width 2048
     tie_word_embeddings: bool = False
 
     @model_validator(mode="after")
