@@ -20,6 +20,7 @@ import hashlib
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,8 @@ def save(
     partial = folder / f".tmp-{final.name}"
     try:
         on_stage("begin")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model_state, optimizer_state = get_state_dict(model, optimizer)
-            tensors = {"model": model_state, "optimizer": optimizer_state, "generator": torch.get_rng_state()}
+        with _quiet():
+            tensors = _tensors(model, optimizer)
             _room_for(tensors, folder)
             dcp.save(tensors, checkpoint_id=partial / "tensors", no_dist=True)
         on_stage("tensors")
@@ -129,6 +128,20 @@ def _remove_old(folder: Path, final: Path, keep: int, on_stage: Stage) -> None:
         old.rename(gone)
         on_stage("removing")
         shutil.rmtree(gone)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warnings that a single process is no process group."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _tensors(model: TokenCodeForCausalLM, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What is stored in `tensors/`: saving writes it, restoring reads into it."""
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state, "generator": torch.get_rng_state()}
 
 
 def _room_for(tensors: dict[str, Any], folder: Path) -> None:
@@ -181,10 +194,8 @@ def read_state(checkpoint: Path) -> TrainState:
 
 def restore(checkpoint: Path, model: TokenCodeForCausalLM, optimizer: torch.optim.Optimizer) -> TrainState:
     """Loads model, optimizer and generator in place, checks the codebook, returns the counters."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model_state, optimizer_state = get_state_dict(model, optimizer)
-        tensors = {"model": model_state, "optimizer": optimizer_state, "generator": torch.get_rng_state()}
+    with _quiet():
+        tensors = _tensors(model, optimizer)
         dcp.load(tensors, checkpoint_id=checkpoint / "tensors", no_dist=True)
         set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
     torch.set_rng_state(tensors["generator"])
@@ -226,8 +237,7 @@ def load_model(path: Path) -> TokenCodeForCausalLM:
     if problem:
         raise InputError(f"{problem}; take another checkpoint or a new copy")
     model = TokenCodeForCausalLM(TokenCodeConfig.from_pretrained(place))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         tensors = {"model": get_model_state_dict(model)}
         dcp.load(tensors, checkpoint_id=place / "tensors", no_dist=True)
         set_model_state_dict(model, tensors["model"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tokencodes.data.distribution import token_counts
 from tokencodes.data.shards import Dataset
 
 
@@ -24,12 +25,11 @@ class NgramLosses:
 def fit_and_score(dataset: Dataset, ids_NT1: NDArray[np.int64]) -> NgramLosses:
     """Counts all training documents (end-of-text included), scores the N·T targets of held-out windows int64[N, T + 1]."""
     size = dataset.vocab_size
-    counts_V = np.zeros(size, dtype=np.int64)
+    counts_V = token_counts(dataset)
     pairs: list[NDArray[np.int64]] = []
     for shard in dataset.shards("train"):
         for document in shard.documents():
             ids = document.astype(np.int64)
-            counts_V += np.bincount(ids, minlength=size)
             pairs.append(ids[:-1] * size + ids[1:])
     pair_keys, pair_counts = np.unique(np.concatenate(pairs), return_counts=True)
     first = pair_keys // size

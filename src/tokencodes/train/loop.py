@@ -262,9 +262,9 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     result = {
         "arm": config.arm,
         "seed": config.seed,
-        "interface": str(trainer.model.input_interface.spec),
-        "spec_sha256": trainer.model.input_interface.spec.sha256(config.data.vocab_size, config.model.hidden_size),
-        "codebook_sha256": trainer.model.input_interface.sha256,
+        "interface": trainer.model.config.interface,
+        "spec_sha256": trainer.model.config.spec_sha256,
+        "codebook_sha256": trainer.model.config.codebook_sha256,
         "updates": state.update,
         "targets": state.targets,
         "held_out_loss": loss,
