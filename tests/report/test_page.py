@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from tests.conftest import tiny_study
 from tokencodes.errors import InputError
 from tokencodes.files import read_json, write_json
 from tokencodes.report import figures
@@ -152,3 +153,16 @@ def test_text_from_a_model_cannot_become_markup(folder, tmp_path):
     text = write_report(tmp_path / "study")[0].read_text(encoding="utf-8")
     assert "<script" not in text
     assert text.count("<blockquote>") == text.count("</blockquote>") == 4
+
+
+def test_codes_that_the_spec_alone_does_not_give_are_named_not_drawn(dataset, tmp_path):
+    arms = {
+        "learned": {"interface": "learned"},
+        "ranked": {"interface": "binary:ids=ranked"},
+        "coded": {"interface": "learned-code"},
+    }
+    study = tiny_study(dataset.path, arms=arms, study={"seeds": [1]}, budget={"targets": 64})
+    assert compare(study, tmp_path / "study", Silent())
+    page = Page(write_report(tmp_path / "study")[0].read_text(encoding="utf-8"))
+    assert "Not drawn: ranked" in page.words
+    assert not any("Codebook of" in value for _, name, value in page.attributes if name == "aria-label")

@@ -1,7 +1,7 @@
 """The pictures of a report, as SVG text. Each arm has a colour, a dash and a marker, so that grey prints can be read."""
 
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import matplotlib
@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tokencodes.codes import Codebook, InterfaceSpec, build_codebook
+from tokencodes.codes import Codebook
 from tokencodes.evaluate.statistics import PairedDifference
 from tokencodes.report.results import StudyResult
 
@@ -133,14 +133,6 @@ def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("difference in held-out loss (nats a target)")
     return svg(figure, "differences")
-
-
-def codebook(interface: str, vocab_size: int, hidden_size: int, name: str) -> str:
-    """A codebook by its spec; None of what a seed does not give can be drawn, so informed orders are drawn as natural."""
-    spec = InterfaceSpec.parse(interface)
-    if spec.informed:
-        spec = replace(spec, ids="natural", order=None)
-    return draw_codebook(build_codebook(spec, vocab_size), hidden_size, name)
 
 
 def draw_codebook(book: Codebook, hidden_size: int, name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from tokencodes.codes import InterfaceSpec
+from tokencodes.codes import InterfaceSpec, build_codebook
 from tokencodes.files import write_json, write_text
 from tokencodes.report import figures
 from tokencodes.report.results import StudyResult, read_study_folder
@@ -46,11 +46,16 @@ def summary(study: StudyResult) -> dict[str, Any]:
     }
 
 
+def drawable(spec: InterfaceSpec) -> bool:
+    """Whether a spec alone gives its codebook: fixed, and nothing of it read off text or from a file."""
+    return spec.fixed and not spec.given
+
+
 def _context(study: StudyResult) -> dict[str, Any]:
     pairs = study.pairs()
     one = next(iter(study.runs[study.arms[0]].values()))
     specs = {arm: InterfaceSpec.parse(study.config["arms"][arm]["interface"]) for arm in study.arms}
-    model = study.config["model"]
+    model, vocab_size = study.config["model"], study.facts["dataset"]["vocab_size"]
     return {
         "study": study,
         "config": study.config,
@@ -65,10 +70,11 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "final": figures.final_losses(study),
         "differences": figures.differences(study, pairs) if pairs else None,
         "codebooks": {
-            arm: figures.codebook(str(spec), study.facts["dataset"]["vocab_size"], model["hidden_size"], arm)
+            arm: figures.draw_codebook(build_codebook(spec, vocab_size), model["hidden_size"], arm)
             for arm, spec in specs.items()
-            if not spec.learned
+            if drawable(spec)
         },
+        "not_drawn": [arm for arm, spec in specs.items() if spec.fixed and not drawable(spec)],
         "first": {arm: next(iter(study.runs[arm].values())).result for arm in study.arms},
         "samples": {arm: _first_sample(study, arm) for arm in study.arms},
         "beaten": [arm for arm in study.arms if study.values(arm, "held_out_loss").mean() < study.yardsticks["bigram"]],
