@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tokencodes.data.convert import PrepareOptions
+from tokencodes.data.dataset import Dataset
 from tokencodes.data.prepare import prepare
-from tokencodes.data.shards import Dataset
 from tokencodes.data.text import read_documents
 from tokencodes.data.tokenizer import train_tokenizer
 from tokencodes.model import TokenCodeForCausalLM
@@ -54,7 +55,7 @@ def tokenizer_path(texts, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def dataset(texts, tokenizer_path, tmp_path_factory) -> Dataset:
-    return prepare([str(texts)], tokenizer_path, tmp_path_factory.mktemp("dataset") / "data", validation=0.2)
+    return prepare([str(texts)], tokenizer_path, tmp_path_factory.mktemp("dataset") / "data", PrepareOptions(validation=0.2))
 
 
 def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:

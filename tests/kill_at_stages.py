@@ -19,7 +19,7 @@ import torch
 
 from tests.conftest import tiny_study
 from tokencodes import checkpoint
-from tokencodes.data.shards import Dataset
+from tokencodes.data.dataset import Dataset
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
 

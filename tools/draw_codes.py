@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tokencodes.codes import Codebook, lift
-from tokencodes.data.shards import Dataset
+from tokencodes.data.dataset import Dataset
 from tokencodes.report.figures import STYLE, svg
 from tokencodes.train.interface import certificate_of
 

@@ -14,6 +14,15 @@ IGNORE = -100
 CHUNK_ENTRIES = 1 << 21  # logits that exist at a time: 8 MiB in float32, about a processor's cache
 
 
+def inputs_and_targets(ids_NT1: Tensor) -> tuple[Tensor, Tensor]:
+    """Windows int64[N, T + 1] -> inputs and targets, int64[N, T] each.
+
+    Where a window ends early it is filled with IGNORE: a target that counts for nothing, and no id, so that as an input it
+    becomes 0; no position before it sees that.
+    """
+    return ids_NT1[:, :-1].clamp(min=0), ids_NT1[:, 1:]
+
+
 class _HeadCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h_ND: Tensor, head_VD: Tensor, targets_N: Tensor, rows: int, wants_gradient: bool) -> Tensor:

@@ -13,7 +13,7 @@ import tomli_w
 import torch
 from transformers import AutoTokenizer
 
-from tokencodes.data.shards import Dataset
+from tokencodes.data.dataset import Corpus
 from tokencodes.data.windows import held_out_windows
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
@@ -115,24 +115,25 @@ def _check_folder(out: Path, told: dict[str, Any]) -> None:
         raise InputError(f"{out}: neither empty nor a study's folder (it holds {foreign(out)}); choose another --out")
 
 
-def _facts(study: StudyConfig, dataset: Dataset) -> dict[str, Any]:
+def _facts(study: StudyConfig, dataset: Corpus) -> dict[str, Any]:
     """What the report needs beyond results: accounts of the arms and of the dataset."""
     sides = {
         side: {
-            "documents": sum(len(shard.lengths) for shard in dataset.shards(side)),
-            "tokens": sum(int(shard.lengths.sum()) for shard in dataset.shards(side)),
+            "documents": sum(shard.documents for shard in dataset.shards(side)),
+            "tokens": sum(shard.tokens for shard in dataset.shards(side)),
         }
         for side in ("train", "validation")
     }
-    long_enough = [int((shard.lengths > study.model.context).sum()) for shard in dataset.shards("train")]
-    sides["train"]["eligible"] = sum(long_enough)
+    least = 1 if study.batch.sampling == "packed" else study.model.context
+    sides["train"]["eligible"] = sum(int((shard.lengths > least).sum()) for shard in dataset.shards("train"))
     return {
         "account": account(study),
         "dataset": {
             "fingerprint": dataset.fingerprint,
-            "tokenizer_sha256": dataset.manifest["tokenizer_sha256"],
+            "tokenizer_sha256": dataset.tokenizer_sha256,
             "vocab_size": dataset.vocab_size,
-            "inputs": [source["input"]["file"] for source in dataset.manifest["sources"]],
+            "inputs": [source["input"]["file"] for one in dataset.datasets for source in one.manifest["sources"]],
+            "least_tokens": least + 1,
             **sides,
         },
     }

@@ -1,7 +1,6 @@
 """Text to shards: what comes out, that it can be repeated and interrupted, and what is refused."""
 
 import fcntl
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from tokencodes.data import prepare as module
+from tokencodes.data.convert import PrepareOptions
+from tokencodes.data.dataset import Dataset
 from tokencodes.data.prepare import prepare
-from tokencodes.data.shards import Dataset
 from tokencodes.data.split import split_of
 from tokencodes.data.text import Document, read_documents
 from tokencodes.data.tokenizer import train_tokenizer
+from tokencodes.data.writer import ShardWriter
 from tokencodes.errors import InputError
 
 
@@ -28,7 +28,7 @@ def test_the_shards_hold_every_document_whole_in_order_and_ended(dataset, texts)
         for side in ("train", "validation"):
             documents = [d for d in read_documents(source) if split_of(d, 0, 0.2) == side]
             shards = [shard for shard in dataset.shards(side) if shard.path.parent.name == source.name.split(".")[0]]
-            found = [ids.tolist() for shard in shards for ids in shard.documents()]
+            found = [ids.tolist() for shard in shards for ids in shard.ids()]
             assert found == [[*ids, 0] for ids in encode([d.text for d in documents])]
             names = [name for shard in shards for name in pq.read_table(shard.path / "documents.parquet")["id"].to_pylist()]
             assert names == [d.id for d in documents]
@@ -45,13 +45,16 @@ def test_the_split_is_a_function_of_seed_and_id_alone():
 
 def test_preparing_again_changes_nothing_and_small_shards_hold_the_same_documents(texts, tokenizer_path, dataset, tmp_path):
     out = tmp_path / "data"
-    first = prepare([str(texts)], tokenizer_path, out, validation=0.2, shard_tokens=2000)
+    first = prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2, shard_tokens=2000))
     before = contents(out)
-    assert prepare([str(texts)], tokenizer_path, out, validation=0.2, shard_tokens=2000).fingerprint == first.fingerprint
+    assert (
+        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2, shard_tokens=2000)).fingerprint
+        == first.fingerprint
+    )
     assert contents(out) == before
     assert len(first.shards("train")) > len(dataset.shards("train"))
     for side in ("train", "validation"):
-        small, large = ([ids.tolist() for s in d.shards(side) for ids in s.documents()] for d in (first, dataset))
+        small, large = ([ids.tolist() for s in d.shards(side) for ids in s.ids()] for d in (first, dataset))
         assert small == large
 
 
@@ -59,66 +62,59 @@ def test_an_interrupted_run_leaves_no_dataset_and_the_next_one_ends_in_the_same_
     texts, tokenizer_path, tmp_path, monkeypatch
 ):
     whole = tmp_path / "whole"
-    prepare([str(texts)], tokenizer_path, whole, validation=0.2)
+    prepare([str(texts)], tokenizer_path, whole, PrepareOptions(validation=0.2))
     out = tmp_path / "data"
-    write = module.write_shard
+    close = ShardWriter.close
 
-    def interrupted(folder, *rest):
-        if "sotu" in str(folder):
+    def interrupted(self):
+        if "sotu" in str(self._folder):
             raise KeyboardInterrupt
-        return write(folder, *rest)
+        return close(self)
 
-    monkeypatch.setattr(module, "write_shard", interrupted)
+    monkeypatch.setattr(ShardWriter, "close", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prepare([str(texts)], tokenizer_path, out, validation=0.2)
+        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2))
     assert not list(out.glob(".tmp-*"))
     with pytest.raises(InputError, match="not a finished dataset"):
         Dataset(out)
     monkeypatch.undo()
-    (out / ".tmp-sotu").mkdir()  # as a kill would leave it
-    prepare([str(texts)], tokenizer_path, out, validation=0.2)
+    (out / ".tmp-sotu-0123").mkdir()  # as a kill would leave it
+    prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2))
     assert contents(out) == contents(whole)
 
 
 @pytest.mark.parametrize(("validation", "side"), [(1e-9, "validation"), (1 - 1e-9, "train")])
 def test_an_empty_side_is_an_error_now(validation, side, texts, tokenizer_path, tmp_path):
     with pytest.raises(InputError, match=f"no document fell on the {side} side"):
-        prepare([str(texts)], tokenizer_path, tmp_path / "data", validation=validation)
+        prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=validation))
     assert not (tmp_path / "data" / "manifest.json").exists()
 
 
 def test_a_folder_made_from_something_else_is_refused(texts, tokenizer_path, tmp_path):
     out = tmp_path / "data"
-    prepare([str(texts)], tokenizer_path, out, validation=0.2)
+    prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2))
     other = tmp_path / "other.json"
     train_tokenizer(["some other words " * 50], 262, other)
     with pytest.raises(InputError, match="tokenizer_sha256"):
-        prepare([str(texts)], other, out, validation=0.2)
+        prepare([str(texts)], other, out, PrepareOptions(validation=0.2))
     with pytest.raises(InputError, match=r"validation 0\.2 is here, asked for 0\.3"):
-        prepare([str(texts)], tokenizer_path, out, validation=0.3)
+        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.3))
     with pytest.raises(InputError, match="a dataset of other inputs is here"):
-        prepare([str(sorted(texts.iterdir())[0])], tokenizer_path, out, validation=0.2)
+        prepare([str(sorted(texts.iterdir())[0])], tokenizer_path, out, PrepareOptions(validation=0.2))
 
 
 def test_what_an_unfinished_run_with_other_settings_left_is_made_anew(texts, tokenizer_path, dataset, tmp_path):
     out = tmp_path / "data"
     with pytest.raises(InputError, match="no document fell on the validation side"):
-        prepare([str(texts)], tokenizer_path, out, validation=1e-9)
-    assert prepare([str(texts)], tokenizer_path, out, validation=0.2).fingerprint == dataset.fingerprint
+        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=1e-9))
+    assert prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2)).fingerprint == dataset.fingerprint
 
 
 def test_two_runs_into_one_folder_are_kept_apart(texts, tokenizer_path, tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another program is writing here"):
-            prepare([str(texts)], tokenizer_path, tmp_path, validation=0.2)
-
-
-def test_files_that_would_share_a_name_are_refused(tokenizer_path, tmp_path):
-    for name in ("a.jsonl", "a.txt"):
-        (tmp_path / name).write_text(json.dumps({"text": "x"}))
-    with pytest.raises(InputError, match="two inputs are called 'a'"):
-        prepare([str(tmp_path)], tokenizer_path, tmp_path / "out")
+            prepare([str(texts)], tokenizer_path, tmp_path, PrepareOptions(validation=0.2))
 
 
 def test_ids_take_two_bytes_where_they_fit(dataset):
@@ -130,7 +126,7 @@ def test_real_text_with_the_real_tokenizer(real_data, tmp_path):
         [str(real_data / "corpora" / "rust-books.jsonl.gz")],
         real_data / "tokenizer" / "smollm2.json",
         tmp_path / "data",
-        validation=0.05,
+        PrepareOptions(validation=0.05),
     )
     documents = list(read_documents(real_data / "corpora" / "rust-books.jsonl.gz"))
     counts = {side: sum(len(shard.lengths) for shard in found.shards(side)) for side in ("train", "validation")}
@@ -140,7 +136,7 @@ def test_real_text_with_the_real_tokenizer(real_data, tmp_path):
 
 
 def test_the_split_seed_reaches_the_shards(texts, tokenizer_path, tmp_path):
-    found = prepare([str(texts)], tokenizer_path, tmp_path / "data", validation=0.2, split_seed=5)
+    found = prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.2, split_seed=5))
     for side in ("train", "validation"):
         names = {
             name for shard in found.shards(side) for name in pq.read_table(shard.path / "documents.parquet")["id"].to_pylist()
@@ -155,7 +151,7 @@ def test_a_folder_of_somebody_elses_files_is_not_touched(texts, tokenizer_path, 
     (tmp_path / "austen" / "thesis.tex").write_text("years of work")
     before = contents(tmp_path)
     with pytest.raises(InputError, match="nothing in it is touched"):
-        prepare([str(texts)], tokenizer_path, tmp_path, validation=0.2)
+        prepare([str(texts)], tokenizer_path, tmp_path, PrepareOptions(validation=0.2))
     assert contents(tmp_path) == before
 
 
@@ -164,6 +160,6 @@ def test_what_a_tokenizer_file_sets_for_short_prompts_does_not_reach_documents(t
     tokenizer.enable_truncation(16)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "t.json"))
-    found = prepare([str(texts)], tmp_path / "t.json", tmp_path / "data", validation=0.2)
-    whole, here = ([ids.tolist() for s in d.shards("train") for ids in s.documents()] for d in (dataset, found))
+    found = prepare([str(texts)], tmp_path / "t.json", tmp_path / "data", PrepareOptions(validation=0.2))
+    whole, here = ([ids.tolist() for s in d.shards("train") for ids in s.ids()] for d in (dataset, found))
     assert here == whole

@@ -19,6 +19,8 @@ class Lengths:
 
     def __init__(self, *lengths: int) -> None:
         self.lengths = np.array(lengths, dtype=np.int64)
+        self.offsets = np.append(0, np.cumsum(self.lengths))
+        self.longest = max(lengths)
 
 
 SHARDS = [Lengths(17, 40, 3, 100), Lengths(5, 16), Lengths(1000), Lengths(30, 30, 30)]  # the second has no window
@@ -28,7 +30,7 @@ def sampler(seed: int = 1, streams: int = 2, visit: int = 4, shards=SHARDS) -> P
     return PaperSampler(shards, CONTEXT, seed, streams, visit)
 
 
-def drawn(found) -> list[tuple[int, int, int]]:
+def drawn(found) -> list[tuple[int, int, int, int]]:
     return list(zip(*(array.tolist() for array in astuple(found)), strict=True))
 
 
@@ -42,7 +44,7 @@ def test_a_window_depends_on_seed_and_index_alone(seed, indices, streams, visit)
 
 
 def test_every_window_lies_inside_an_eligible_document():
-    for shard, document, start in drawn(sampler().draw(np.arange(3000))):
+    for shard, document, start, _ in drawn(sampler().draw(np.arange(3000))):
         assert start >= 0
         assert start + CONTEXT + 1 <= SHARDS[shard].lengths[document]
 
@@ -80,4 +82,4 @@ def test_no_document_long_enough_is_an_error():
         sampler(shards=[Lengths(5, 16)])
 
 
-GOLDEN = [(0, 3, 66), (0, 0, 0), (0, 3, 67), (2, 0, 833), (0, 0, 0)]
+GOLDEN = [(0, 3, 66, 17), (0, 0, 0, 17), (0, 3, 67, 17), (2, 0, 833, 17), (0, 0, 0, 17)]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tokencodes.data import shards as module
-from tokencodes.data.shards import Dataset, Shard
+from tokencodes.data.dataset import Dataset
+from tokencodes.data.shards import Shard
 from tokencodes.errors import InputError
 
 
@@ -23,7 +24,7 @@ def read_everything(dataset: Dataset) -> None:
     _ = again.tokenizer
     for side in ("train", "validation"):
         for shard in again.shards(side):
-            shard.documents()
+            list(shard.ids())
             shard.verify_all()
 
 
@@ -63,21 +64,27 @@ def test_blocks_are_verified_when_they_are_first_touched(copy, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 256)
     sums = {name: module.block_sums(folder / name) for name in (module.TOKENS, module.OFFSETS, module.DOCUMENTS)}
     (folder / module.CHECKSUMS).write_text(json.dumps(sums))
-    entry = {"split": "train", "checksums_sha256": hashlib.sha256(json.dumps(sums).encode()).hexdigest()}
+    entry = {
+        "split": "train",
+        "documents": 1,
+        "tokens": 1,
+        "longest": 1,
+        "checksums_sha256": hashlib.sha256(json.dumps(sums).encode()).hexdigest(),
+    }
     data = bytearray((folder / module.TOKENS).read_bytes())
     data[256 * 3 + 5] ^= 1
     (folder / module.TOKENS).write_bytes(data)
     shard = Shard(folder, entry)
     shard.span(0, 0, 40)  # ends before the damaged block
     with pytest.raises(InputError, match="damaged in bytes 768 to 1,024"):
-        shard.documents()
+        list(shard.ids())
 
 
 def test_another_format_version_is_refused(copy):
     manifest = json.loads((copy.path / "manifest.json").read_text())
-    manifest["version"] = 2
+    manifest["version"] = 1
     (copy.path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="reads 'tokencodes-dataset' version 1"):
+    with pytest.raises(InputError, match="reads 'tokencodes-dataset' version 2"):
         Dataset(copy.path)
 
 
@@ -100,7 +107,13 @@ def test_a_span_is_refused_exactly_if_it_touches_the_damaged_block(copy, monkeyp
     sums = {name: module.block_sums(folder / name) for name in (module.TOKENS, module.OFFSETS, module.DOCUMENTS)}
     text = json.dumps(sums)
     (folder / module.CHECKSUMS).write_text(text)
-    entry = {"split": "train", "checksums_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    entry = {
+        "split": "train",
+        "documents": 1,
+        "tokens": 1,
+        "longest": 1,
+        "checksums_sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }
     data = bytearray((folder / module.TOKENS).read_bytes())
     data[512 + 100] ^= 1  # the third block
     (folder / module.TOKENS).write_bytes(data)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokencodes.data.text import Document, find_files, read_documents
+from tokencodes.data.text import BYTE_ORDER_MARK, Columns, Document, Position, Refusal, read_documents, read_rows
 from tokencodes.errors import InputError
 
 ROWS = [{"text": "Héllo 𝛼\nworld", "id": "a"}, {"text": ""}, {"text": "x", "id": 7, "other": None}]
@@ -33,7 +33,7 @@ def test_parquet_in_the_layout_of_the_papers_corpus(tmp_path):
 
 def test_a_text_file_is_one_document_and_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
-    assert list(read_documents(tmp_path / "a.txt")) == [Document("one\r\ntwo", "a")]
+    assert list(read_documents(tmp_path / "a.txt")) == [Document("one\r\ntwo", "a", None, (BYTE_ORDER_MARK,))]
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,13 @@ def test_a_text_file_is_one_document_and_a_byte_order_mark_is_no_text(tmp_path):
     [
         (b'{"text": "x"', "line 3: not JSON"),
         (b'{"text": "\xff"}', "line 3: not UTF-8 (byte 0xff at 10)"),
-        (b'{"body": "x"}', 'line 3: no "text" that is a string'),
-        (b'{"text": null}', 'line 3: no "text" that is a string'),
-        (b'["x"]', 'line 3: no "text" that is a string'),
-        (b'{"text": "\\ud800"}', "line 3: a lone surrogate at character 0"),
+        (b'{"body": "x"}', 'line 3: no "text" that is a string (no text)'),
+        (b'{"text": null}', 'line 3: no "text" that is a string (null text)'),
+        (b'["x"]', 'line 3: no "text" that is a string (no text)'),
+        (b'{"text": "\\ud800"}', "line 3: a lone surrogate at character 0 of the text"),
+        (b'{"text": "x", "id": "\\udfff"}', "line 3: a lone surrogate at character 0 of the id"),
+        (b'{"text": "x", "id": ' + b"9" * 5000 + b"}", "line 3: not JSON that can be read"),
+        (b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 3: not JSON that can be read"),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(line, complaint, tmp_path):
@@ -58,7 +61,7 @@ def test_a_bad_line_is_named_by_file_and_number(line, complaint, tmp_path):
 def test_damaged_containers_are_named(tmp_path):
     cut = write_lines(tmp_path / "a.jsonl.gz", ROWS * 50, gzip.open)
     cut.write_bytes(cut.read_bytes()[:-20])
-    with pytest.raises(InputError, match=r"a.jsonl.gz, after line \d+: damaged gzip"):
+    with pytest.raises(InputError, match=r"a.jsonl.gz, after line \d+: damaged archive"):
         list(read_documents(cut))
     (tmp_path / "a.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(InputError, match="not readable as Parquet"):
@@ -68,15 +71,67 @@ def test_damaged_containers_are_named(tmp_path):
         list(read_documents(tmp_path / "b.parquet"))
 
 
-def test_inputs_are_found_and_wrong_ones_named(tmp_path):
-    one = write_lines(tmp_path / "one.jsonl", ROWS)
-    (tmp_path / "deep").mkdir()
-    two = write_lines(tmp_path / "deep" / "two.jsonl", ROWS)
-    assert set(find_files([str(tmp_path)])) == {one, two}
-    (tmp_path / "x.csv").write_text("a")
-    (tmp_path / "empty").mkdir()
-    for name, complaint in [("none.txt", "no such file"), ("x.csv", "unknown kind of file"), ("empty", "no file that ends in")]:
-        with pytest.raises(InputError, match=complaint):
-            find_files([str(tmp_path / name)])
-    with pytest.raises(InputError, match="named twice"):
-        find_files([str(one), str(tmp_path)])
+def test_zstd_also_in_several_frames(tmp_path):
+    data = write_lines(tmp_path / "a.jsonl", ROWS).read_bytes()
+    codec = pa.Codec("zstd")
+    (tmp_path / "a.jsonl.zst").write_bytes(codec.compress(data[:20], asbytes=True) + codec.compress(data[20:], asbytes=True))
+    assert list(read_documents(tmp_path / "a.jsonl.zst")) == EXPECTED
+    cut = codec.compress(data * 100, asbytes=True)
+    (tmp_path / "b.jsonl.zst").write_bytes(cut[:-7])
+    with pytest.raises(InputError, match="b.jsonl.zst, .*damaged archive|not JSON"):
+        list(read_documents(tmp_path / "b.jsonl.zst"))
+
+
+def test_columns_may_have_other_names_and_be_nested(tmp_path):
+    rows = [{"content": "a b", "meta": {"url": "u1", "site": {"name": "s"}}}, {"content": "c", "meta": {}}]
+    columns = Columns("content", "meta.url", "meta.site.name")
+    expected = [Document("a b", "u1", "s"), Document("c", None, None)]
+    assert list(read_documents(write_lines(tmp_path / "a.jsonl", rows), columns)) == expected
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert list(read_documents(tmp_path / "a.parquet", columns)) == expected
+
+
+def test_an_empty_id_is_no_id(tmp_path):
+    assert list(read_documents(write_lines(tmp_path / "a.jsonl", [{"text": "x", "id": ""}]))) == [Document("x", None)]
+
+
+def test_refusals_stand_in_order_among_the_documents_with_their_kinds(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = [
+        b'{"text": "one"}',
+        b"{",
+        b'{"text": "\xe9"}',
+        b'{"text": null}',
+        b'{"x": 1}',
+        b'{"text": "\\ud83d"}',
+        b'{"text": "two"}',
+    ]
+    path.write_bytes(b"\r\n".join(lines))
+    position = Position()
+    found = [row.kind if isinstance(row, Refusal) else row.text for row in read_rows(path, Columns(), position)]
+    assert found == ["one", "not JSON", "not UTF-8", "null text", "no text", "lone surrogate", "two"]
+    assert position.at == path.stat().st_size
+    assert [document.text for document in read_documents(path, skip=True)] == ["one", "two"]
+
+
+def test_parquet_rows_that_are_no_text_are_named(tmp_path):
+    text = pa.array([b"fine", b"caf\xe9", None, b"ok"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
+    found = list(read_rows(tmp_path / "a.parquet", Columns(), Position()))
+    assert [row.kind if isinstance(row, Refusal) else row.text for row in found] == ["fine", "not UTF-8", "null text", "ok"]
+    assert "a.parquet, row 2: not UTF-8" in found[1].message
+
+
+def test_a_damaged_page_of_parquet_names_the_file(tmp_path):
+    pq.write_table(pa.table({"text": ["some words here " * 50] * 200}), tmp_path / "a.parquet", compression="snappy")
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[30:60] = bytes(30)
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(InputError, match=r"a.parquet: not readable as Parquet"):
+        list(read_documents(tmp_path / "a.parquet"))
+
+
+def test_a_file_in_latin_1_is_refused_as_such(tmp_path):
+    (tmp_path / "a.txt").write_bytes("café".encode("latin-1"))
+    with pytest.raises(InputError, match=r"a.txt: not UTF-8 \(byte 0xe9 at 3\); convert it"):
+        list(read_documents(tmp_path / "a.txt"))

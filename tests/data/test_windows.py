@@ -15,7 +15,7 @@ def test_windows_are_the_tokens_that_the_sampler_named(dataset):
     places, ids = sampler.draw(indices), read_windows(shards, sampler, indices)
     assert ids.shape == (40, 17)
     for row, shard, document, start in zip(ids, places.shard, places.document, places.start, strict=True):
-        whole = shards[shard].documents()[document]
+        whole = list(shards[shard].ids())[document]
         assert row.tolist() == whole[start : start + 17].tolist()
         assert 0 not in row[:-1]  # the end of a document can only be the last target
 

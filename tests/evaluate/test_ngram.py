@@ -15,7 +15,7 @@ def test_both_models_are_those_of_the_written_formulas(dataset):
     held_out = held_out_windows(dataset, 16, 12)
     counts, after = Counter(), defaultdict(Counter)
     for shard in dataset.shards("train"):
-        for document in shard.documents():
+        for document in shard.ids():
             ids = document.tolist()
             counts.update(ids)
             for first, second in pairwise(ids):

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokencodes import philox
-from tokencodes.codes.scatter import round_keys, scatter
 from tokencodes.errors import InputError
+from tokencodes.scatter import round_keys, scatter
 
 Order = NDArray[np.int32]
 POWER_STEPS = 30

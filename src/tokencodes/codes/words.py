@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tokencodes import philox
 from tokencodes.codes import bch
 from tokencodes.codes.gf2 import Bits, draw_matrix
-from tokencodes.codes.scatter import mix, round_keys, scatter
 from tokencodes.codes.spec import InterfaceSpec, minimal_width
+from tokencodes.scatter import mix, round_keys, scatter
 
 WORD_BITS = 62  # bits of an int64 that the formulas use
 

@@ -9,23 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokencodes import philox
-from tokencodes.data.shards import Dataset
+from tokencodes.data.dataset import Corpus
 
 CONTEXTS = 512  # the most frequent tokens, counted as left and as right neighbours
 DIMENSIONS = 32
 SMOOTHING = 0.75  # of context counts, as in Levy, Goldberg and Dagan (2015)
 
 
-def token_counts(dataset: Dataset) -> NDArray[np.int64]:
+def token_counts(dataset: Corpus) -> NDArray[np.int64]:
     """How often each token stands in the training documents, int64[V]."""
     counts_V = np.zeros(dataset.vocab_size, dtype=np.int64)
     for shard in dataset.shards("train"):
-        for document in shard.documents():
+        for document in shard.ids():
             counts_V += np.bincount(document, minlength=dataset.vocab_size)
     return counts_V
 
 
-def neighbour_vectors(dataset: Dataset, counts_V: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+def neighbour_vectors(dataset: Corpus, counts_V: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
     """Distributional vectors float64[V, R]: positive pointwise mutual information with the frequent neighbours on each side,
     brought to R dimensions by a randomized singular value decomposition (N. Halko et al., 2011) from a seeded start.
 
@@ -37,7 +37,7 @@ def neighbour_vectors(dataset: Dataset, counts_V: NDArray[np.int64], seed: int) 
     column_of[contexts] = np.arange(len(contexts))
     cells_VC = np.zeros((size, 2 * len(contexts)))
     for shard in dataset.shards("train"):
-        for document in shard.documents():
+        for document in shard.ids():
             ids = document.astype(np.int64)
             for token, neighbour, side in ((ids[1:], ids[:-1], 0), (ids[:-1], ids[1:], 1)):
                 column = column_of[neighbour]

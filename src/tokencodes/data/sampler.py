@@ -1,78 +1,218 @@
-"""The paper's sampling as a pure function of (seed, window index). Any range of indices, in any order, on any rank.
+"""Which windows a run sees, as pure functions of (seed, window index): any range of indices, in any order, on any rank.
 
-Paper, section "Data": within the resident shard a document uniformly, then a valid start uniformly, with replacement; 1,024
-microbatches of 8 a rank and shard visit, then the next shard. Left open there, so ours:
+Three samplers, one method. All draw from Philox by a layout that is fixed for good, all keep to one resident shard for a
+while, and none holds more than the tables of the shards in use. Ranks, microbatches and accumulation only cut ranges of
+indices, so they cannot change what is seen; resume needs one integer.
+
+`paper` (section "Data"): within the resident shard a document uniformly, then a valid start uniformly, with replacement;
+1,024 microbatches of 8 a rank and shard visit, then the next shard. Left open there, so ours:
 
   window i  belongs to virtual stream s = i mod S (the paper's ranks: S = 2), as its j = i div S-th window;
   visit     v = j div windows_per_visit; cycle c = v div n over the stream's n shards;
-  shard     entry v mod n of permutation(seed, "shards", n, (s, c, 0));
-  document  word 0 of Philox key (seed, "windows"), counter (i, 0, 0, 0), scaled to the shard's eligible documents;
+  shard     entry v mod n of permutation(seed, "shards", n, (s, c, part));
+  document  word 0 of Philox key (seed, "windows"), counter (i, part, 0, 0), scaled to the shard's eligible documents;
   start     word 1 of the same block, scaled to the document's len - T valid starts.
 
-A document is eligible if it has T + 1 tokens. A shard without one is not visited. Ranks, microbatches and accumulation
-only cut ranges of i, so they cannot change what is seen; resume needs one integer.
+A document is eligible if it has T + 1 tokens. A shard without one is not visited. `part` numbers the datasets of a mixture.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokencodes import philox
+from tokencodes import philox, scatter
 from tokencodes.data.shards import Shard
 from tokencodes.errors import InputError
 
 Ints = NDArray[np.int64]
+RESIDENT = 16  # shards whose tables are kept: more than streams that run at a time
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Where windows lie: three int64[N] arrays; `shard` counts the shards that were given to the sampler."""
+    """Where windows lie: int64[N] each; `shard` counts the sampler's shards, `length` is in tokens, at most T + 1."""
 
     shard: Ints
     document: Ints
     start: Ints
+    length: Ints
 
 
-class PaperSampler:
-    """Windows of T + 1 tokens inside one document of the resident shard."""
+class Sampler(ABC):
+    """Windows of at most `context` + 1 tokens, each inside one document."""
 
-    def __init__(self, shards: list[Shard], context: int, seed: int, streams: int, windows_per_visit: int) -> None:
+    def __init__(self, context: int) -> None:
         self.context = context
-        self.seed = seed
-        self.streams = streams
-        self.windows_per_visit = windows_per_visit
-        lengths = [shard.lengths for shard in shards]
-        eligible = [np.flatnonzero(length > context) for length in lengths]
-        self._visited = np.array([i for i, documents in enumerate(eligible) if len(documents)], dtype=np.int64)
-        if not len(self._visited):
-            longest = max((int(length.max()) for length in lengths if len(length)), default=0)
-            raise InputError(
-                f"no document long enough: a window takes {context + 1:,} tokens, the longest document has {longest:,}; "
-                "give longer documents or lower the context"
-            )
-        self._eligible = [eligible[i] for i in self._visited]
-        self._starts = [lengths[i][eligible[i]] - context for i in self._visited]
-        self._order = lru_cache(maxsize=1024)(self._shard_order)
 
-    def _shard_order(self, stream: int, cycle: int) -> Ints:
-        return philox.permutation(self.seed, "shards", len(self._visited), (stream, cycle, 0))
-
+    @abstractmethod
     def draw(self, indices: Ints) -> Windows:
         """The windows of these indices, each 0 <= i < 2^63."""
-        counters = np.zeros((len(indices), 4), dtype=np.uint64)
-        counters[:, 0] = indices.astype(np.uint64)
-        words = philox.philox(philox.key(self.seed, "windows"), counters)
-        streams, visits = indices % self.streams, indices // self.streams // self.windows_per_visit
+
+    def _nothing(self, shards: Sequence[Shard], least: int) -> InputError:
+        longest = max((shard.longest for shard in shards), default=0)
+        return InputError(
+            f"no document long enough: a window takes {least:,} tokens, the longest document has {longest:,}; "
+            "give longer documents or lower the context"
+        )
+
+
+class PaperSampler(Sampler):
+    """A document uniformly, then a start uniformly, in the resident shard."""
+
+    def __init__(
+        self, shards: Sequence[Shard], context: int, seed: int, streams: int, windows_per_visit: int, part: int = 0
+    ) -> None:
+        super().__init__(context)
+        self._shards, self._seed, self._part = shards, seed, part
+        self._streams, self._windows_per_visit = streams, windows_per_visit
+        self._visited = np.array([i for i, shard in enumerate(shards) if shard.longest > context], dtype=np.int64)
+        if not len(self._visited):
+            raise self._nothing(shards, context + 1)
+        self._order = lru_cache(maxsize=1024)(self._shard_order)
+        self._eligible = lru_cache(maxsize=RESIDENT)(self._find_eligible)
+
+    def _shard_order(self, stream: int, cycle: int) -> Ints:
+        return self._visited[philox.permutation(self._seed, "shards", len(self._visited), (stream, cycle, self._part))]
+
+    def _find_eligible(self, shard: int) -> NDArray[np.int32]:
+        return np.flatnonzero(self._shards[shard].lengths > self.context).astype(np.int32)
+
+    def draw(self, indices: Ints) -> Windows:
+        """See `Sampler`."""
+        words = _words(self._seed, "windows", indices, self._part)
+        streams, visits = indices % self._streams, indices // self._streams // self._windows_per_visit
         cycles, places = np.divmod(visits, len(self._visited))
         shard, document, start = (np.empty(len(indices), dtype=np.int64) for _ in range(3))
         for stream, cycle in set(zip(streams.tolist(), cycles.tolist(), strict=True)):
             here = (streams == stream) & (cycles == cycle)
             shard[here] = self._order(stream, cycle)[places[here]]
-        for one in np.unique(shard):
-            here = shard == one
-            chosen = philox.multiply_high(words[here, 0], len(self._eligible[one])).astype(np.int64)
-            document[here] = self._eligible[one][chosen]
-            start[here] = philox.multiply_high(words[here, 1], self._starts[one][chosen].astype(np.uint64)).astype(np.int64)
-        return Windows(self._visited[shard], document, start)
+        for one, here in _groups(shard):
+            eligible, offsets = self._eligible(one), self._shards[one].offsets
+            chosen = eligible[philox.multiply_high(words[here, 0], len(eligible)).astype(np.int64)].astype(np.int64)
+            starts = offsets[chosen + 1] - offsets[chosen] - self.context
+            document[here] = chosen
+            start[here] = philox.multiply_high(words[here, 1], starts.astype(np.uint64)).astype(np.int64)
+        return Windows(shard, document, start, np.full(len(indices), self.context + 1, dtype=np.int64))
+
+
+class TokenUniformSampler(Sampler):
+    """Every valid start of every document alike: long documents weigh by their starts, not one each.
+
+    Streams and visits are as in `paper`; the shard of visit v of stream s is drawn in proportion to its valid starts, by word 0
+    of key (seed, "tvisits"), counter (v, s, part, 0); the start by word 0 of key (seed, "tstarts"), counter (i, part, 0, 0).
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], context: int, seed: int, streams: int, windows_per_visit: int, part: int = 0
+    ) -> None:
+        super().__init__(context)
+        self._shards, self._seed, self._part = shards, seed, part
+        self._streams, self._windows_per_visit = streams, windows_per_visit
+        self._ends = np.cumsum([int(self._starts_of(shard).sum()) for shard in shards], dtype=np.int64)
+        if not len(shards) or not self._ends[-1]:
+            raise self._nothing(shards, context + 1)
+        self._table = lru_cache(maxsize=RESIDENT)(lambda shard: np.cumsum(self._starts_of(shards[shard])))
+
+    def _starts_of(self, shard: Shard) -> Ints:
+        return np.maximum(shard.lengths - self.context, 0) if shard.longest > self.context else np.zeros(0, dtype=np.int64)
+
+    def draw(self, indices: Ints) -> Windows:
+        """See `Sampler`."""
+        streams, visits = indices % self._streams, indices // self._streams // self._windows_per_visit
+        visit_words = philox.philox(
+            philox.key(self._seed, "tvisits"),
+            np.stack([visits, streams, np.full_like(visits, self._part), np.zeros_like(visits)], axis=1).astype(np.uint64),
+        )[:, 0]
+        shard = np.searchsorted(
+            self._ends, philox.multiply_high(visit_words, int(self._ends[-1])).astype(np.int64), side="right"
+        )
+        words = _words(self._seed, "tstarts", indices, self._part)[:, 0]
+        document, start = np.empty_like(shard), np.empty_like(shard)
+        for one, here in _groups(shard):
+            document[here], start[here] = _place(self._table(one), words[here])
+        return Windows(shard, document, start, np.full(len(indices), self.context + 1, dtype=np.int64))
+
+
+class PackedSampler(Sampler):
+    """Every document cut at 0, T, 2T, ...; each window once an epoch, the last of a document short: every token that has one
+    before it in its document is a target exactly once an epoch.
+
+    Epoch e = i div (windows of all shards). Its shards come in the order of permutation(seed, "pshards", n, (e, part, 0)), the
+    windows of a shard in the order of a permutation by formula (`scatter`) with word 0 of key (seed, "packed"), counter
+    (e, shard, part, 0) as its seed.
+    """
+
+    def __init__(self, shards: Sequence[Shard], context: int, seed: int, part: int = 0) -> None:
+        super().__init__(context)
+        self._shards, self._seed, self._part = shards, seed, part
+        self._sizes = np.array([int(self._windows_of(shard).sum()) for shard in shards], dtype=np.int64)
+        if not self._sizes.sum():
+            raise self._nothing(shards, 2)
+        self._table = lru_cache(maxsize=RESIDENT)(lambda shard: np.cumsum(self._windows_of(shards[shard])))
+        self._order = lru_cache(maxsize=64)(self._epoch_order)
+        self._keys = lru_cache(maxsize=1024)(self._round_keys)
+
+    @property
+    def windows_per_epoch(self) -> int:
+        """How many windows there are."""
+        return int(self._sizes.sum())
+
+    def _windows_of(self, shard: Shard) -> Ints:
+        return -(-(shard.lengths - 1) // self.context)
+
+    def _epoch_order(self, epoch: int) -> tuple[Ints, Ints]:
+        order = philox.permutation(self._seed, "pshards", len(self._sizes), (epoch, self._part, 0))
+        return order, np.cumsum(self._sizes[order])
+
+    def _round_keys(self, epoch: int, shard: int) -> list[tuple[int, int]]:
+        counter = np.array([[epoch, shard, self._part, 0]], dtype=np.uint64)
+        word = int(philox.philox(philox.key(self._seed, "packed"), counter)[0, 0])
+        return scatter.round_keys(int(self._sizes[shard]) + 1, word)
+
+    def draw(self, indices: Ints) -> Windows:
+        """See `Sampler`."""
+        epochs, rest = np.divmod(indices, self.windows_per_epoch)
+        shard, within = np.empty_like(rest), np.empty_like(rest)
+        for epoch, here in _groups(epochs):
+            order, ends = self._order(epoch)
+            place = np.searchsorted(ends, rest[here], side="right")
+            shard[here] = order[place]
+            within[here] = rest[here] - ends[place] + self._sizes[order[place]]
+        document, start, length = np.empty_like(rest), np.empty_like(rest), np.empty_like(rest)
+        for one, in_shard in _groups(shard):
+            ends, offsets = self._table(one), self._shards[one].offsets
+            for epoch, in_epoch in _groups(epochs[in_shard]):
+                here = in_shard[in_epoch]
+                size = int(self._sizes[one])
+                window = scatter.scatter(within[here] + 1, size + 1, self._keys(epoch, one)) - 1
+                document[here], number = _position(ends, window)
+                start[here] = number * self.context
+                left = offsets[document[here] + 1] - offsets[document[here]] - start[here]
+                length[here] = np.minimum(left, self.context + 1)
+        return Windows(shard, document, start, length)
+
+
+def _words(seed: int, domain: str, indices: Ints, part: int) -> NDArray[np.uint64]:
+    counters = np.zeros((len(indices), 4), dtype=np.uint64)
+    counters[:, 0] = indices.astype(np.uint64)
+    counters[:, 1] = part
+    return philox.philox(philox.key(seed, domain), counters)
+
+
+def _groups(values: Ints) -> list[tuple[int, Ints]]:
+    """Each value with the places where it stands."""
+    return [(int(value), np.flatnonzero(values == value)) for value in np.unique(values)]
+
+
+def _position(ends: Ints, number: Ints) -> tuple[Ints, Ints]:
+    """Of things counted through all documents: the document, and the number in it. `ends`: running totals."""
+    document = np.searchsorted(ends, number, side="right")
+    return document, number - np.where(document > 0, ends[document - 1], 0)
+
+
+def _place(ends: Ints, words: NDArray[np.uint64]) -> tuple[Ints, Ints]:
+    return _position(ends, philox.multiply_high(words, int(ends[-1])).astype(np.int64))

@@ -1,112 +1,220 @@
-"""Documents out of files: JSON lines (plain or gzip), Parquet, plain text (one document a file)."""
+"""Documents out of files: JSON lines (plain, gzip, zstd), Parquet, plain text (one document a file).
+
+What cannot be a document is not skipped in silence: it comes out as a `Refusal`, with its kind and its place, among the
+documents, and the caller stops or counts. Damage of a whole file (a cut archive, a bad Parquet footer) is always an error,
+because nobody can say what was lost.
+"""
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokencodes.errors import InputError
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".txt", ".parquet")
-PARQUET_ROWS = 4096
+LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
+SUFFIXES = (*LINES, ".txt", ".parquet")
+PARQUET_ROWS = 256
+BYTE_ORDER_MARK = "byte-order mark"
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text; `id` is None where the file gives none."""
+    """One text; `id` is None where the file gives none, `source` where no column for it is named."""
 
     text: str
     id: str | None
+    source: str | None = None
+    notes: tuple[str, ...] = ()
 
 
-def find_files(inputs: list[str]) -> list[Path]:
-    """The files named by paths and folders (searched through), sorted; InputError for what is missing or of no known kind."""
-    files: list[Path] = []
-    for name in inputs:
-        path = Path(name)
-        if path.is_dir():
-            found = sorted(f for f in path.rglob("*") if f.is_file() and f.name.endswith(SUFFIXES))
-            if not found:
-                raise InputError(f"{path}: no file that ends in {', '.join(SUFFIXES)}")
-            files += found
-        elif not path.is_file():
-            raise InputError(f"{path}: no such file or folder")
-        elif not path.name.endswith(SUFFIXES):
-            raise InputError(f"{path}: unknown kind of file; it must end in {', '.join(SUFFIXES)}")
-        else:
-            files.append(path)
-    twice = {path.resolve() for path in files if sum(other.resolve() == path.resolve() for other in files) > 1}
-    if twice:
-        raise InputError(f"{min(twice)}: named twice among the inputs; name it once")
-    return files
+@dataclass(frozen=True)
+class Refusal:
+    """What stands where a document should: its kind, and one line with file, place and way out."""
+
+    kind: str
+    message: str
 
 
-def read_documents(path: Path) -> Iterator[Document]:
-    """The documents of one file, in order. InputError names the file, and the line where it has lines."""
+@dataclass(frozen=True)
+class Columns:
+    """Where a document's parts are: names of JSON keys or Parquet columns, with dots for what is nested."""
+
+    text: str = "text"
+    id: str = "id"
+    source: str | None = None
+
+
+@dataclass
+class Position:
+    """How far a file is read, in its own (compressed) bytes."""
+
+    at: int = 0
+
+
+def read_documents(path: Path, columns: Columns = Columns(), *, skip: bool = False) -> Iterator[Document]:
+    """The documents of one file, in order. InputError at the first refusal, unless refusals are to be skipped."""
+    for row in read_rows(path, columns, Position()):
+        if isinstance(row, Document):
+            yield row
+        elif not skip:
+            raise InputError(row.message)
+
+
+def read_rows(path: Path, columns: Columns, position: Position) -> Iterator[Document | Refusal]:
+    """Everything in one file, in order. InputError names a file that is damaged as a whole."""
     if path.name.endswith(".parquet"):
-        yield from _parquet(path)
+        yield from _parquet(path, columns, position)
     elif path.name.endswith(".txt"):
-        yield Document(_decode(path.read_bytes(), str(path)), path.stem)
+        decoded = _decode(path.read_bytes(), str(path))
+        yield decoded if isinstance(decoded, Refusal) else Document(*decoded[:1], path.stem, None, decoded[1])
+        position.at = path.stat().st_size
+    elif not path.name.endswith(LINES):
+        raise InputError(f"{path}: holds no text; it must end in {', '.join(SUFFIXES)}")
     else:
-        opener = gzip.open if path.name.endswith(".gz") else open
-        with opener(path, "rb") as file:
-            yield from _json_lines(path, file)
+        with path.open("rb") as raw:
+            yield from _json_lines(path, _unpacked(path, raw), raw, columns, position)
 
 
-def _json_lines(path: Path, file: Iterable[bytes]) -> Iterator[Document]:
+def _unpacked(path: Path, raw: BinaryIO) -> Iterable[bytes]:
+    if path.name.endswith(".gz"):
+        return gzip.GzipFile(fileobj=raw)
+    if path.name.endswith(".zst"):
+        return io.BufferedReader(cast(io.RawIOBase, pa.CompressedInputStream(raw, "zstd")), 1 << 20)
+    return raw
+
+
+def _json_lines(
+    path: Path, lines: Iterable[bytes], raw: BinaryIO, columns: Columns, position: Position
+) -> Iterator[Document | Refusal]:
     number = 0
     try:
-        for number, line in enumerate(file, 1):
-            place = f"{path}, line {number}"
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(_decode(line, place))
-            except json.JSONDecodeError as error:
-                raise InputError(f"{place}: not JSON ({error.msg} at column {error.colno}); mend or remove the line") from None
-            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                raise InputError(f'{place}: no "text" that is a string; each line must be {{"text": ..., "id": ...}}')
-            yield Document(_encodable(row["text"], place), None if row.get("id") is None else str(row["id"]))
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _row(line, f"{path}, line {number}", columns)
+            position.at = raw.tell()
     except (OSError, EOFError, zlib.error) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise InputError(f"{path}, after line {number}: damaged gzip ({error}); take a new copy") from None
+        raise InputError(f"{path}, after line {number}: damaged archive ({error}); take a new copy") from None
 
 
-def _parquet(path: Path) -> Iterator[Document]:
+def _row(line: bytes, place: str, columns: Columns) -> Document | Refusal:
+    decoded = _decode(line, place)
+    if isinstance(decoded, Refusal):
+        return decoded
+    text, notes = decoded
     try:
-        with pq.ParquetFile(path) as file:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        return Refusal("not JSON", f"{place}: not JSON ({error.msg} at column {error.colno}); mend or remove the line")
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
+        return Refusal("not JSON", f"{place}: not JSON that can be read ({str(error)[:60]}); mend or remove the line")
+    return _document(row, place, columns, notes)
+
+
+def _document(row: Any, place: str, columns: Columns, notes: tuple[str, ...] = ()) -> Document | Refusal:
+    text = _pick(row, columns.text)
+    if not isinstance(text, str):
+        kind = "null text" if text is None and _has(row, columns.text) else "no text"
+        return Refusal(
+            kind, f'{place}: no "{columns.text}" that is a string ({kind}); mend or remove it, or name another text column'
+        )
+    id, source = _pick(row, columns.id), _pick(row, columns.source) if columns.source else None
+    parts = {"text": text, "id": _name(id), "source": _name(source)}
+    for part, value in parts.items():
+        lone = _lone_surrogate(value) if value else None
+        if lone is not None:
+            return Refusal(
+                "lone surrogate", f"{place}: a lone surrogate at character {lone} of the {part}; mend or remove the line"
+            )
+    return Document(text, parts["id"], parts["source"], notes)
+
+
+def _name(value: Any) -> str | None:
+    """An id or a source as text; nothing for null and for empty text, which tells no document from another."""
+    return None if value is None or value == "" else value if isinstance(value, str) else str(value)
+
+
+def _has(row: Any, dotted: str) -> bool:
+    *path, last = dotted.split(".")
+    for part in path:
+        row = row.get(part) if isinstance(row, dict) else None
+    return isinstance(row, dict) and last in row
+
+
+def _pick(row: Any, dotted: str) -> Any:
+    for part in dotted.split("."):
+        row = row.get(part) if isinstance(row, dict) else None
+    return row
+
+
+def _parquet(path: Path, columns: Columns, position: Position) -> Iterator[Document | Refusal]:
+    size = path.stat().st_size
+    try:
+        # Without pre-buffering, pages are read as they are needed, so that a row group may be of any size.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+            wanted = {dotted.split(".")[0] for dotted in (columns.text, columns.id, columns.source) if dotted}
             names = file.schema_arrow.names
-            if "text" not in names:
-                raise InputError(f"{path}: no column 'text' among {', '.join(names)}")
-            row = 0
-            for batch in file.iter_batches(PARQUET_ROWS, columns=[n for n in ("text", "id") if n in names]):
-                for record in batch.to_pylist():
+            if columns.text.split(".")[0] not in names:
+                raise InputError(f"{path}: no column {columns.text!r} among {', '.join(names)}; name the text column")
+            row, rows = 0, file.metadata.num_rows
+            for batch in file.iter_batches(PARQUET_ROWS, columns=[name for name in names if name in wanted]):
+                for record in _records(batch, columns.text):
                     row += 1
-                    if not isinstance(record["text"], str):
-                        raise InputError(f"{path}, row {row}: the text is not a string; mend or remove the row")
-                    yield Document(record["text"], None if record.get("id") is None else str(record["id"]))
-    except pa.ArrowInvalid as error:
+                    place = f"{path}, row {row}"
+                    yield (
+                        record
+                        if isinstance(record, Document)
+                        else (
+                            Refusal("not UTF-8", f"{place}: not UTF-8; mend or remove the row")
+                            if record is None
+                            else _document(record, place, columns)
+                        )
+                    )
+                position.at = size * row // max(1, rows)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise InputError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]}); take a new copy") from None
 
 
-def _decode(data: bytes, place: str) -> str:
+def _records(batch: pa.RecordBatch, text: str) -> Iterator[dict[str, Any] | None]:
+    """The rows of a batch as Python values; None for one whose text is not UTF-8."""
     try:
-        return data.decode("utf-8-sig")
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for place in range(batch.num_rows):
+            try:
+                yield batch.slice(place, 1).to_pylist()[0]
+            except UnicodeDecodeError:
+                yield None
+
+
+def _decode(data: bytes, place: str) -> tuple[str, tuple[str, ...]] | Refusal:
+    """UTF-8 without the mark that some editors put at its beginning, which is no text."""
+    try:
+        text = data.decode()
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{place}: not UTF-8 (byte 0x{data[error.start]:02x} at {error.start}); convert it, for example with iconv"
-        ) from None
+        return Refusal(
+            "not UTF-8",
+            f"{place}: not UTF-8 (byte 0x{data[error.start]:02x} at {error.start}); convert it, for example with iconv",
+        )
+    return (text[1:], (BYTE_ORDER_MARK,)) if text.startswith("\ufeff") else (text, ())
 
 
-def _encodable(text: str, place: str) -> str:
+def _lone_surrogate(text: str) -> int | None:
+    if text.isascii():
+        return None
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{place}: a lone surrogate at character {error.start} of the text; mend or remove the line") from None
-    return text
+        return error.start
+    return None

@@ -102,3 +102,4 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+BYTE_CHARACTERS = {byte: character for character, byte in _BYTE_OF.items()}  # for str.translate of text read as Latin-1

@@ -6,19 +6,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tokencodes.data.sampler import PaperSampler
-from tokencodes.data.shards import Dataset, Shard
+from tokencodes.data.dataset import Corpus
+from tokencodes.data.sampler import Sampler
+from tokencodes.data.shards import Shard
 from tokencodes.errors import InputError
 
 Ids = NDArray[np.int64]
+IGNORE = -100  # as in torch's and transformers' losses
 
 
-def read_windows(shards: list[Shard], sampler: PaperSampler, indices: Ids) -> Ids:
-    """The T + 1 ids of each of these windows: int64[N, T + 1]; inputs are the first T, targets the last T."""
+def read_windows(shards: list[Shard], sampler: Sampler, indices: Ids) -> Ids:
+    """The T + 1 ids of each of these windows: int64[N, T + 1]; inputs are the first T, targets the last T.
+
+    A window that its document ends early is filled with IGNORE, which as a target counts for nothing.
+    """
     windows = sampler.draw(indices)
-    out = np.empty((len(indices), sampler.context + 1), dtype=np.int64)
-    for row, (shard, document, start) in enumerate(zip(windows.shard, windows.document, windows.start, strict=True)):
-        out[row] = shards[shard].span(int(document), int(start), sampler.context + 1)
+    out = np.full((len(indices), sampler.context + 1), IGNORE, dtype=np.int64)
+    places = zip(*(array.tolist() for array in (windows.shard, windows.document, windows.start, windows.length)), strict=True)
+    for row, (shard, document, start, length) in enumerate(places):
+        out[row, :length] = shards[shard].span(document, start, length)
     return out
 
 
@@ -44,13 +50,13 @@ class HeldOut:
         return loss * self.targets / (self.target_bytes * float(np.log(2.0)))
 
 
-def held_out_windows(dataset: Dataset, context: int, count: int) -> HeldOut:
+def held_out_windows(corpus: Corpus, context: int, count: int) -> HeldOut:
     """At most `count` windows of the validation side: no target is in two of them, and no seed is involved.
 
     Every document is cut at 0, T, 2T, ...; of all the cuts, `count` evenly spaced ones are taken, so every document weighs
     by its length.
     """
-    shards = dataset.shards("validation")
+    shards = corpus.shards("validation")
     cuts = [
         (shard, document, start)
         for shard in shards
@@ -59,9 +65,9 @@ def held_out_windows(dataset: Dataset, context: int, count: int) -> HeldOut:
     ]
     if not cuts:
         raise InputError(
-            f"{dataset.path}: no held-out document has the {context + 1:,} tokens of a window; "
+            f"{corpus.path}: no held-out document has the {context + 1:,} tokens of a window; "
             "raise the validation share, give longer documents or lower the context"
         )
     chosen = [cuts[i * len(cuts) // min(count, len(cuts))] for i in range(min(count, len(cuts)))]
     ids = np.stack([shard.span(document, start, context + 1) for shard, document, start in chosen]).astype(np.int64)
-    return HeldOut(ids, int(dataset.tokenizer.bytes_per_token[ids[:, 1:]].sum()))
+    return HeldOut(ids, int(corpus.tokenizer.bytes_per_token[ids[:, 1:]].sum()))

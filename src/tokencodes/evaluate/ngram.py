@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tokencodes.data.dataset import Corpus
 from tokencodes.data.distribution import token_counts
-from tokencodes.data.shards import Dataset
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class NgramLosses:
     bigram: float
 
 
-def fit_and_score(dataset: Dataset, ids_NT1: NDArray[np.int64]) -> NgramLosses:
+def fit_and_score(dataset: Corpus, ids_NT1: NDArray[np.int64]) -> NgramLosses:
     """Counts all training documents (end-of-text included), scores the N·T targets of held-out windows int64[N, T + 1]."""
     size = dataset.vocab_size
     counts_V = token_counts(dataset)
     pairs: list[NDArray[np.int64]] = []
     for shard in dataset.shards("train"):
-        for document in shard.documents():
+        for document in shard.ids():
             ids = document.astype(np.int64)
             pairs.append(ids[:-1] * size + ids[1:])
     pair_keys, pair_counts = np.unique(np.concatenate(pairs), return_counts=True)

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from tokencodes.codes import InterfaceSpec, build_codebook, words
 from tokencodes.codes.codebook import PACK_ABOVE, Codebook, Given
-from tokencodes.codes.scatter import round_keys, scatter
 from tokencodes.codes.spec import LINEAR
 from tokencodes.codes.tables import Tables, lift_table, make_tables, shapes, tables_sha256, travelling
 from tokencodes.errors import CodeMismatch, InputError
 from tokencodes.interfaces.base import Generators, InputInterface, InterfaceFacts
+from tokencodes.scatter import round_keys, scatter
 
 TORCH_TYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64}
 

@@ -4,11 +4,12 @@ A study is arms × seeds; a run is one arm and one seed with every number resolv
 declared optimizer overrides may differ between the runs of a study: that is what makes the arms matched.
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tokencodes.codes import InterfaceSpec
+from tokencodes.data.mixture import Sampling
 from tokencodes.errors import InputError
 
 Positive = Annotated[int, Field(gt=0)]
@@ -41,15 +42,31 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
+class MixturePart(Section):
+    """A prepared folder, and its weight among the others."""
+
+    dataset: str
+    weight: PositiveFloat
+
+
 class DataConfig(Section):
-    """Either `dataset`, a prepared folder, or `inputs`, which are prepared into the output folder."""
+    """Either prepared text (`dataset`, or several with weights as `mixture`), or `inputs`, which are prepared first."""
 
     dataset: str | None = None
-    inputs: tuple[str, ...] = ()  # files and folders; `embedded:NAME` is a corpus in the package
+    mixture: tuple[MixturePart, ...] = ()
+    inputs: tuple[str, ...] = ()  # files, folders, globs, `hf:OWNER/NAME/FOLDER`; `embedded:NAME` is a corpus in the package
     tokenizer: str = "train"  # a tokenizer.json, or "train": a byte-level BPE of the training documents
+    tokenizer_sha256: str | None = None  # if told, no other tokenizer will do
     vocab_size: Positive
     validation: Share = 0.001
     split_seed: Seed = 0
+    text_column: str = "text"
+    id_column: str = "id"
+    source_column: str | None = None
+    end_of_text: Literal["append", "none"] = "append"
+    min_tokens: NotNegative = 0  # shorter documents are dropped, and counted
+    on_error: Literal["stop", "skip"] = "stop"  # what cannot be a document: an error, or dropped and counted
+    shard_tokens: Positive = 100_000_000
 
 
 class ModelConfig(Section):
@@ -104,6 +121,7 @@ class BatchConfig(Section):
 
     windows_per_update: Positive = 128  # 2 GPUs × 8 sequences × 8 accumulation
     microbatch_windows: Positive = 8
+    sampling: Sampling = "paper"
     streams: Positive = 2  # the paper's two ranks
     windows_per_visit: Positive = 8_192  # 1,024 microbatches of 8 a rank and shard
 

@@ -3,17 +3,23 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from tokencodes.data.prepare import Progress, file_facts, prepare
-from tokencodes.data.shards import Dataset
+from tokencodes.data.convert import PrepareOptions
+from tokencodes.data.dataset import Corpus, Dataset
+from tokencodes.data.inputs import find_inputs
+from tokencodes.data.mixture import Mixture
+from tokencodes.data.prepare import Means, Say, require_ours, start
 from tokencodes.data.split import split_of
-from tokencodes.data.text import find_files, read_documents
+from tokencodes.data.text import Columns, read_documents
 from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
 from tokencodes.errors import InputError, nearest
 from tokencodes.files import LOCK
 from tokencodes.train.config import DataConfig
+from tokencodes.train.settings import preset_names, read_study, validate
 
 EMBEDDED = "embedded:"
 
@@ -34,35 +40,95 @@ def resolve_inputs(inputs: tuple[str, ...]) -> list[str]:
     return paths
 
 
-def open_dataset(config: DataConfig, folder: Path, progress: Progress) -> Dataset:
-    """The dataset that a recipe names, prepared under `folder` (tokenizer-KEY.json, data/) if it names texts."""
-    if config.dataset is not None and config.inputs:
-        raise InputError("data: both a dataset and inputs are given, and only one can be used; leave one out")
-    if config.dataset is not None:
-        dataset = Dataset(Path(config.dataset))
-        wanted = None if config.tokenizer == "train" else TokenizerFile(Path(config.tokenizer)).sha256
-        dataset.require(config.vocab_size, wanted)
-        return dataset
+def open_dataset(config: DataConfig, folder: Path, say: Say) -> Corpus:
+    """The text that a recipe names: prepared folders, or else inputs, prepared under `folder` (tokenizer-KEY.json, data/)."""
+    if config.dataset is not None and config.mixture:
+        raise InputError("data: both a dataset and a mixture are given, and only one can be used; leave one out")
+    if config.dataset is not None or config.mixture:
+        if config.inputs:
+            say("data: prepared text is given, so data.inputs is not read")
+        wanted = config.tokenizer_sha256 if config.tokenizer == "train" else TokenizerFile(Path(config.tokenizer)).sha256
+        corpus: Corpus
+        if config.dataset is not None:
+            corpus = Dataset(Path(config.dataset))
+        else:
+            parts = config.mixture
+            corpus = Mixture([Dataset(Path(part.dataset)) for part in parts], [part.weight for part in parts])
+        corpus.require(config.vocab_size, wanted)
+        return corpus
     if not config.inputs:
         raise InputError("data: neither a dataset nor inputs; give --set data.dataset=FOLDER or --set data.inputs='[\"FILE\"]'")
-    inputs = resolve_inputs(config.inputs)
+    prepared = prepare_inputs(config, folder, folder / "data", Means(), say)
+    assert prepared is not None  # by this machine alone
+    return prepared
+
+
+def prepare_inputs(config: DataConfig, folder: Path, out: Path, means: Means, say: Say) -> Dataset | None:
+    """Prepares a recipe's inputs into `out`; a tokenizer that must be trained first goes into `folder`."""
+    inputs, options = resolve_inputs(config.inputs), options_of(config)
+    tokenizer = Path(config.tokenizer)
     if config.tokenizer == "train":
+        if config.tokenizer_sha256 is not None:
+            raise InputError(
+                f"data.tokenizer: the recipe is bound to the tokenizer with SHA-256 {config.tokenizer_sha256[:12]}...; "
+                "name its file (--tokenizer FILE, or --set data.tokenizer=FILE)"
+            )
+        require_ours(out)
         tokenizer = folder / f"tokenizer-{_tokenizer_key(inputs, config)}.json"
         if not tokenizer.is_file():
-            progress(f"training a tokenizer of {config.vocab_size:,} entries on the training documents")
-            train_tokenizer(training_texts(inputs, config.split_seed, config.validation), config.vocab_size, tokenizer)
-    else:
-        tokenizer = Path(config.tokenizer)
-    found = TokenizerFile(tokenizer).vocab_size
-    if found != config.vocab_size:
-        raise InputError(f"{tokenizer}: {found:,} entries, but data.vocab_size is {config.vocab_size:,}; make them agree")
-    return prepare(
-        inputs,
-        tokenizer,
-        folder / "data",
+            say(f"training a tokenizer of {config.vocab_size:,} entries on the training documents")
+            train_tokenizer(training_texts(inputs, options), config.vocab_size, tokenizer)
+    found = TokenizerFile(tokenizer)
+    if config.tokenizer_sha256 not in (None, found.sha256):
+        raise InputError(
+            f"{tokenizer}: its SHA-256 is {found.sha256[:12]}..., the recipe's {str(config.tokenizer_sha256)[:12]}..."
+        )
+    if found.vocab_size != config.vocab_size:
+        raise InputError(
+            f"{tokenizer}: {found.vocab_size:,} entries, but data.vocab_size is {config.vocab_size:,}; make them agree"
+        )
+    return start(inputs, tokenizer, out, options, means, say)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `prepare` was asked for: inputs with a tokenizer, or one preset that names both; and keys of its [data] section."""
+
+    inputs: tuple[str, ...]
+    tokenizer: Path | None
+    options: dict[str, Any]
+    sets: list[str]
+
+
+def prepare_asked(asked: Asked, out: Path, means: Means, say: Say) -> Dataset | None:
+    """Prepares what was asked for into `out`; None where a cluster goes on with it."""
+    told = {**asked.options, **({"tokenizer": str(asked.tokenizer)} if asked.tokenizer else {})}
+    first = asked.inputs[0]
+    if len(asked.inputs) == 1 and (first.endswith(".toml") or (first in preset_names() and not Path(first).exists())):
+        sets = [*asked.sets, *(f"data.{key}={json.dumps(value)}" for key, value in told.items())]
+        config = read_study(first, sets)[0].data
+        if config.dataset or config.mixture or not config.inputs:
+            raise InputError(f"{first}: its data section names no inputs to prepare; give --set data.inputs='[\"FOLDER\"]'")
+        return prepare_inputs(config, out, out, means, say)
+    if asked.sets:
+        raise InputError(f"--set {asked.sets[0]!r}: only a preset has values to set; use this command's own options")
+    if asked.tokenizer is None:
+        raise InputError("no tokenizer; give --tokenizer FILE, and make one by `tokencodes tokenizer` if there is none")
+    told["vocab_size"] = TokenizerFile(asked.tokenizer).vocab_size
+    config = validate(DataConfig, {"inputs": asked.inputs, **told}, "options")
+    return prepare_inputs(config, out, out, means, say)
+
+
+def options_of(config: DataConfig) -> PrepareOptions:
+    """The part of a recipe that decides the shards."""
+    return PrepareOptions(
         split_seed=config.split_seed,
         validation=config.validation,
-        progress=progress,
+        shard_tokens=config.shard_tokens,
+        columns=Columns(config.text_column, config.id_column, config.source_column),
+        end_of_text=config.end_of_text,
+        min_tokens=config.min_tokens,
+        on_error=config.on_error,
     )
 
 
@@ -74,14 +140,16 @@ def foreign(folder: Path) -> str | None:
 
 def _tokenizer_key(inputs: list[str], config: DataConfig) -> str:
     """Names a tokenizer by all that decides it, so that one of another split, which saw what is now held out, is not reused."""
-    told = [file_facts(file)["sha256"] for file in find_files(inputs)]
-    text = json.dumps([told, config.vocab_size, config.validation, config.split_seed])
+    told = [one.fetch().facts()["sha256"] for one in find_inputs(inputs)]
+    columns = [config.text_column, config.id_column, config.on_error]
+    text = json.dumps([told, config.vocab_size, config.validation, config.split_seed, *columns])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def training_texts(inputs: list[str], split_seed: int, validation: float) -> Iterator[str]:
+def training_texts(inputs: list[str], options: PrepareOptions) -> Iterator[str]:
     """The texts of the training side, so that a tokenizer never sees what is held out."""
-    for path in find_files(inputs):
-        for document in read_documents(path):
-            if split_of(document, split_seed, validation) == "train":
-                yield document.text
+    for one in find_inputs(inputs):
+        for path in one.fetch().files:
+            for document in read_documents(path, options.columns, skip=options.on_error == "skip"):
+                if split_of(document, options.split_seed, options.validation) == "train":
+                    yield document.text

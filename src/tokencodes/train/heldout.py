@@ -3,7 +3,7 @@
 import torch
 
 from tokencodes.data.windows import HeldOut
-from tokencodes.loss import IGNORE
+from tokencodes.loss import IGNORE, inputs_and_targets
 from tokencodes.model import TokenCodeForCausalLM
 
 
@@ -13,7 +13,7 @@ def window_loss(model: TokenCodeForCausalLM, ids_NT1: torch.Tensor, batch: int) 
     total = 0.0
     targets = int((ids_NT1[:, 1:] != IGNORE).sum())
     for part in ids_NT1.split(batch):
-        total += float(model.loss(part[:, :-1], part[:, 1:], num_targets=1))
+        total += float(model.loss(*inputs_and_targets(part), num_targets=1))
     return total / targets
 
 

@@ -8,15 +8,15 @@ from tokencodes.codes.assign import clustered, order_hash, ranked
 from tokencodes.codes.certificate import CodeCertificate, certify_code
 from tokencodes.codes.codebook import Given, matrix_hash, read_matrix
 from tokencodes.codes.leak import Leak, order_leak, token_properties
+from tokencodes.data.dataset import Corpus
 from tokencodes.data.distribution import neighbour_vectors, token_counts
-from tokencodes.data.shards import Dataset
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 
 HASHED = "sha256-"
 
 
-def settle(interface: str, dataset: Dataset | None) -> tuple[InterfaceSpec, Given]:
+def settle(interface: str, dataset: Corpus | None) -> tuple[InterfaceSpec, Given]:
     """The spec that a model stores, and the arrays that it names by hash.
 
     InputError: a matrix file that does not fit, an assignment that is read off text where there is no dataset.
@@ -53,7 +53,7 @@ class Certified:
 
 
 def certificate_of(
-    interface: str, vocab_size: int, hidden_size: int, tokenizer: Path | None = None, dataset: Dataset | None = None
+    interface: str, vocab_size: int, hidden_size: int, tokenizer: Path | None = None, dataset: Corpus | None = None
 ) -> Certified:
     """Certifies a spec for V tokens and width d; with a tokenizer or a dataset also the order leak.
 

@@ -27,13 +27,15 @@ from tokencodes import checkpoint
 from tokencodes.checkpoint import Stage, TrainState
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
-from tokencodes.data.sampler import PaperSampler
-from tokencodes.data.shards import Dataset
+from tokencodes.data.dataset import Corpus
+from tokencodes.data.loader import Loader
+from tokencodes.data.mixture import build_sampler
 from tokencodes.data.tokenizer import END_OF_TEXT
 from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.files import LOCK, only_one, read_json, write_json
 from tokencodes.init import initialise
+from tokencodes.loss import IGNORE, inputs_and_targets
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 from tokencodes.train.config import RunConfig
 from tokencodes.train.corpus import foreign
@@ -110,7 +112,7 @@ class Trainer:
     def __init__(
         self,
         run: RunConfig,
-        dataset: Dataset,
+        dataset: Corpus,
         out: Path,
         observer: Observer,
         stop: Stop | None = None,
@@ -122,20 +124,20 @@ class Trainer:
         check_folder(out, run)
         self.shards = dataset.shards("train")
         batch = run.batch
-        self.sampler = PaperSampler(self.shards, run.model.context, run.seed, batch.streams, batch.windows_per_visit)
+        self.sampler = build_sampler(
+            dataset, batch.sampling, run.model.context, run.seed, batch.streams, batch.windows_per_visit
+        )
         self.held_out: HeldOut = held_out_windows(dataset, run.model.context, run.heldout.windows)
         out.mkdir(parents=True, exist_ok=True)
         write_run(out / "config.toml", run)
         self.model = build_model(run, *settle(run.interface, dataset)).train()
-        self.model.config.tokenizer_sha256 = dataset.manifest["tokenizer_sha256"]
+        self.model.config.tokenizer_sha256 = dataset.tokenizer_sha256
         end = dataset.tokenizer.end_of_text
         for config in (self.model.config, self.model.generation_config):
             config.bos_token_id = config.eos_token_id = end
         initialise(self.model, run.seed)
         self.optimizer = build_optimizer(self.model, run.optimizer)
-        self.state = TrainState(
-            0, 0, 0.0, dataset.fingerprint, dataset.manifest["tokenizer_sha256"], start_sha256=body_sha256(self.model)
-        )
+        self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.tokenizer_sha256, start_sha256=body_sha256(self.model))
         self.last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)
         self._measured: tuple[int, float] | None = None  # update and held-out loss
         self._resume()
@@ -167,11 +169,12 @@ class Trainer:
         self.observer.begin(f"{config.arm} seed {config.seed}", self.state.update, updates)
         if self.state.update:
             self.observer.say(f"{config.arm} seed {config.seed}: going on after update {self.state.update}")
+        loader = Loader(self.shards, self.sampler, config.batch.windows_per_update, torch.from_numpy)
         try:
             if self.state.update == 0:
                 self._measure(metrics)
             while self.state.targets < config.budget.targets and not self.stop.asked:
-                record = self._update()
+                record = self._update(loader)
                 metrics.write(record)
                 self.observer.record(record)
                 done = self.state.targets >= config.budget.targets
@@ -180,19 +183,20 @@ class Trainer:
                 if done or self.stop.asked or (config.checkpoint.every and record.update % config.checkpoint.every == 0):
                     self._save()
         finally:
+            loader.close()
             metrics.close()
             self.observer.end()
         return self.state.targets >= config.budget.targets
 
-    def _update(self) -> StepRecord:
+    def _update(self, loader: Loader[torch.Tensor]) -> StepRecord:
         """One update: forward and backward of every microbatch, clip, step. Nothing non-finite reaches the weights."""
         config, began = self.config, time.perf_counter()
-        ids = self.window_ids(self.state.update)
-        windows = torch.from_numpy(ids)
-        targets = windows[:, 1:].numel()
+        windows = loader[self.state.update]
+        ids = windows.numpy()
+        targets = int((windows[:, 1:] != IGNORE).sum())
         loss = 0.0
         for part in windows.split(config.batch.microbatch_windows):
-            part_loss = self.model.loss(part[:, :-1], part[:, 1:], num_targets=targets)
+            part_loss = self.model.loss(*inputs_and_targets(part), num_targets=targets)
             part_loss.backward()
             loss += float(part_loss.detach())
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.clip))
@@ -237,7 +241,7 @@ class Trainer:
         ids = torch.from_numpy(self.last_ids)
         replay = window_loss(self.model, ids, self.config.batch.microbatch_windows)
         first = ids[:1, : REPLAY_TARGETS + 1]
-        targets = tuple(self.model.target_losses(first[:, :-1], first[:, 1:])[0].tolist())
+        targets = tuple(self.model.target_losses(*inputs_and_targets(first))[0].tolist())
         self.state = replace(self.state, replay_loss=replay, replay_targets=targets)
         folder, keep = self.out / "checkpoints", self.config.checkpoint.keep
         checkpoint.save(folder, self.model, self.optimizer, self.state, self.last_ids, keep, self.on_stage)
@@ -284,7 +288,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     return result
 
 
-def train(run: RunConfig, dataset: Dataset, out: Path, observer: Observer, stop: Stop | None = None) -> dict[str, Any] | None:
+def train(run: RunConfig, dataset: Corpus, out: Path, observer: Observer, stop: Stop | None = None) -> dict[str, Any] | None:
     """One run to its end: its result, or None if it was stopped (repeating the call goes on)."""
     check_folder(out, run)
     with only_one(out):
@@ -300,7 +304,7 @@ def train(run: RunConfig, dataset: Dataset, out: Path, observer: Observer, stop:
         return finish(trainer) if trainer.run() else None
 
 
-def _kept_result(out: Path, run: RunConfig, dataset: Dataset) -> dict[str, Any]:
+def _kept_result(out: Path, run: RunConfig, dataset: Corpus) -> dict[str, Any]:
     """The result of a finished run, if it is this run's on this dataset."""
     result = read_json(out / "result.json")
     expected = {"arm": run.arm, "seed": run.seed, "dataset_fingerprint": dataset.fingerprint}

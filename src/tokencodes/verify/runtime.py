@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tokencodes.checkpoint import read_replay
+from tokencodes.loss import IGNORE, inputs_and_targets
 from tokencodes.verify.check import MEASURED, Check, Subject, check, drawn_ids, not_applicable
 from tokencodes.verify.forward import logit_bound
 
@@ -75,12 +76,13 @@ def replay(subject: Subject) -> Check:
     if kept is None:
         return not_applicable("L5", name, "the folder keeps no last update")
     ids = torch.from_numpy(kept.ids)
-    total = sum(float(model.loss(part[:, :-1], part[:, 1:], num_targets=1)) for part in ids.split(4))
-    found = total / ids[:, 1:].numel()
+    total = sum(float(model.loss(*inputs_and_targets(part), num_targets=1)) for part in ids.split(4))
+    found = total / int((ids[:, 1:] != IGNORE).sum())
     first = ids[:1, : len(kept.targets) + 1]
-    losses = model.target_losses(first[:, :-1], first[:, 1:])[0]
+    inputs, targets = inputs_and_targets(first)
+    losses = model.target_losses(inputs, targets)[0]
     apart = float((losses - torch.tensor(kept.targets)).abs().max())
-    bound = 2 * logit_bound(model, float(model(first[:, :-1]).logits.abs().max()))
+    bound = 2 * logit_bound(model, float(model(inputs).logits.abs().max()))
     detail = f"{found:.6f} nats a target, kept {kept.loss:.6f}; {len(losses)} one by one within {apart:.1e}, bound {bound:.1e}"
     holds = bool(np.isfinite(found)) and abs(found - kept.loss) <= REPLAY_RELATIVE * abs(kept.loss) and apart <= bound
     return check("L5", name, MEASURED, holds, detail)

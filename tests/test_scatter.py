@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokencodes.codes.scatter import LARGEST, round_keys, scatter
+from tokencodes.scatter import LARGEST, round_keys, scatter
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,52 @@
+"""The commands. Each parses, calls one function, prints; no logic lives here.
+
+Every command takes --json: one JSON object on standard output and nothing else there. Exit 0: done; 1: a check did not hold;
+2: unusable input, one line that names the value, the place and the way out.
+"""
+
+import sys
+
+import typer
+from safetensors import SafetensorError
+from typer.exceptions import TyperException
+
+from tokencodes.cli import data, models, runs  # noqa: F401 (each adds its commands)
+from tokencodes.cli.common import app
+from tokencodes.errors import CheckFailed, InputError
+
+INTERRUPTED = "interrupted; what was finished is intact, and the same command goes on from there"
+
+
+def main() -> None:
+    """Entry point: turns errors that a user can act on into one line and an exit status."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command; returns its exit status."""
+    try:
+        status = app(arguments, standalone_mode=False)
+        return _complain(INTERRUPTED, 130) if status == 130 else int(status or 0)
+    except CheckFailed as error:
+        return _complain(str(error), 1)
+    except InputError as error:
+        return _complain(str(error), 2)
+    except typer.Exit as error:
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return _complain(INTERRUPTED, 130)
+    except TyperException as error:
+        told = error.format_message()
+        return _complain(f"{told} (see tokencodes --help)", 2) if told else 2  # without arguments the help was shown
+    except SafetensorError as error:
+        return _complain(f"could not write or read tensors ({error}); is the disk full? What was finished before is intact", 2)
+    except OSError as error:
+        if error.errno is None:  # numpy's, of a write that ended early
+            return _complain(f"{error}; is the disk full? What was finished before is intact", 2)
+        place = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{place}{error.strerror}; what was finished before is intact: mend this and repeat the command", 2)
+
+
+def _complain(line: str, status: int) -> int:
+    print("tokencodes: " + " ".join(line.split()), file=sys.stderr)
+    return status

@@ -1,0 +1,209 @@
+"""Commands that work on text: tokenizer, prepare, inspect, ledger. None of them loads torch before it must."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from tokencodes.cli.common import Json, Out, Sets, again, app, emit, observer
+from tokencodes.errors import InputError
+
+if TYPE_CHECKING:
+    from tokencodes.data.dataset import Dataset
+    from tokencodes.data.inspect import Inspection
+
+Inputs = Annotated[
+    list[str], typer.Argument(help="Files, folders, globs, hf:OWNER/NAME/FOLDER, embedded:NAME; for prepare also one preset.")
+]
+
+
+@app.command()
+def tokenizer(
+    inputs: Inputs,
+    vocab: Annotated[int, typer.Option(help="Vocabulary size V.")],
+    out: Annotated[Path, typer.Option(help="tokenizer.json to write.")],
+    validation: Annotated[float, typer.Option(help="Share of documents that is held out, and not read here.")] = 0.0,
+    split_seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    text_column: Annotated[str, typer.Option(help="Key or column of the text; dots for what is nested.")] = "text",
+    id_column: Annotated[str, typer.Option(help="Key or column of the document's id.")] = "id",
+    as_json: Json = False,
+) -> None:
+    """Train a byte-level BPE on the training documents."""
+    from tokencodes.data.convert import PrepareOptions
+    from tokencodes.data.text import Columns
+    from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
+    from tokencodes.train.corpus import resolve_inputs, training_texts
+
+    if out.exists():
+        raise InputError(f"{out}: exists; remove it or choose another --out")
+    options = PrepareOptions(split_seed=split_seed, validation=validation, columns=Columns(text_column, id_column))
+    train_tokenizer(training_texts(resolve_inputs(tuple(inputs)), options), vocab, out)
+    file = TokenizerFile(out)
+    emit(
+        as_json,
+        {"tokenizer": str(out), "sha256": file.sha256, "vocab_size": file.vocab_size},
+        f"{out}: {file.vocab_size:,} entries",
+    )
+
+
+@app.command()
+def prepare(
+    inputs: Inputs,
+    out: Out,
+    tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer.json.")] = None,
+    validation: Annotated[float | None, typer.Option(help="Share of documents that is held out; 0.001 if not told.")] = None,
+    split_seed: Annotated[int | None, typer.Option(help="Seed of the split; 0 if not told.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Key or column of the text; dots for what is nested.")] = None,
+    id_column: Annotated[str | None, typer.Option(help="Key or column of the document's id.")] = None,
+    source_column: Annotated[str | None, typer.Option(help="Key or column that names each document's source.")] = None,
+    end_of_text: Annotated[Literal["append", "none"] | None, typer.Option(help="The token that ends a document.")] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="Leave out shorter documents, and count them.")] = None,
+    shard_tokens: Annotated[int | None, typer.Option(help="Size at which a shard is closed.")] = None,
+    on_error: Annotated[
+        Literal["stop", "skip"] | None, typer.Option(help="What cannot be a document: an error, or left out and counted.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes, each with one input at a time.")] = 1,
+    tokenizer_engine: Annotated[
+        Literal["cached", "reference"], typer.Option(help="cached: same ids, faster; reference: the tokenizers library alone.")
+    ] = "cached",
+    batch_mb: Annotated[float, typer.Option(help="Megabytes of text that a worker holds at a time.")] = 4.0,
+    engine: Annotated[
+        Literal["local", "slurm", "ray"], typer.Option(help="Where workers run; slurm and ray through datatrove.")
+    ] = "local",
+    cluster: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For slurm (time=, partition=, ...) or ray; repeatable.")
+    ] = None,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Text into shards. INPUT is text, or a preset that names it. Repeating the command goes on where it stopped."""
+    from tokencodes.data.prepare import Means
+    from tokencodes.train.corpus import Asked, prepare_asked
+
+    say = observer(as_json).say
+    told = {
+        "validation": validation,
+        "split_seed": split_seed,
+        "text_column": text_column,
+        "id_column": id_column,
+        "source_column": source_column,
+        "end_of_text": end_of_text,
+        "min_tokens": min_tokens,
+        "shard_tokens": shard_tokens,
+        "on_error": on_error,
+    }
+    asked = Asked(tuple(inputs), tokenizer_file, {key: value for key, value in told.items() if value is not None}, sets or [])
+    means = Means(workers, tokenizer_engine, max(1, int(batch_mb * (1 << 20))), engine, tuple(cluster or ()))
+    dataset = prepare_asked(asked, out, means, say)
+    if dataset is None:
+        emit(as_json, {"done": False, "out": str(out)}, f"Submitted. When the jobs are done, this seals it:\n  {again()}")
+        return
+    emit(as_json, {"done": True, **_counts(dataset)}, _told(dataset))
+
+
+def _counts(dataset: "Dataset") -> dict[str, object]:
+    counts = [source["counts"] for source in dataset.manifest["sources"]]
+    return {
+        "dataset": str(dataset.path),
+        "fingerprint": dataset.fingerprint,
+        "documents": sum(one["documents"] for one in counts),
+        "kept": sum(one["kept"] for one in counts),
+        "tokens": sum(shard.tokens for shard in dataset.own_shards),
+        "dropped": {kind: sum(one["dropped"].get(kind, 0) for one in counts) for one in counts for kind in one["dropped"]},
+        "noted": {kind: sum(one["noted"].get(kind, 0) for one in counts) for one in counts for kind in one["noted"]},
+    }
+
+
+def _told(dataset: "Dataset") -> str:
+    counts = _counts(dataset)
+    lines = [
+        f"{dataset.path}: {counts['kept']:,} of {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
+        f"fingerprint {dataset.fingerprint[:12]}"
+    ]
+    examples = {k: v for s in reversed(dataset.manifest["sources"]) for k, v in s["counts"]["examples"].items()}
+    for verb in ("dropped", "noted"):
+        for kind, count in counts[verb].items():  # type: ignore[attr-defined]
+            lines.append(f"  {verb} {count:,}: {kind}" + (f" (first: {examples[kind]})" if kind in examples else ""))
+    return "\n".join(lines)
+
+
+@app.command()
+def inspect(
+    dataset: Annotated[Path, typer.Argument(help="A prepared dataset.")],
+    context: Annotated[int, typer.Option(help="Context T, for what is eligible and how often it is seen.")] = 2048,
+    full: Annotated[bool, typer.Option("--full", help="Read every byte against its checksum.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What is in a dataset: counts, lengths, sources, what the paper's sampling would see, checksums."""
+    from tokencodes.data.dataset import Dataset
+    from tokencodes.data.inspect import inspect as inspect_dataset
+
+    found = inspect_dataset(Dataset(dataset), context, full)
+    emit(as_json, found.as_json(), _inspection(found))
+
+
+def _inspection(found: "Inspection") -> Table:
+    table = Table("", "", "", title=f"{found.path}, V = {found.vocab_size:,}, T = {found.context:,}")
+    for side, facts in found.sides.items():
+        share = facts.eligible_tokens / facts.tokens if facts.tokens else 0.0
+        table.add_row(
+            side,
+            f"{facts.documents:,} documents, {facts.tokens:,} tokens, {facts.shards:,} shards",
+            f"{facts.eligible_documents:,} documents with T + 1 tokens hold {share:.1%} of the tokens",
+        )
+    for verb, kinds in (("dropped", found.dropped), ("noted", found.noted)):
+        for kind, count in kinds.items():
+            table.add_row(f"{verb}: {kind}", f"{count:,}", f"{count / max(1, found.read):.3%} of {found.read:,} documents read")
+    lost = "unknown: its tokens are not bytes" if found.lost_bytes is None else f"{found.lost_bytes:,}"
+    table.add_row("bytes that no token stands for", lost, f"of {found.text_bytes:,} bytes of text")
+    table.add_section()
+    total = sum(found.sources.values())
+    for name, tokens in found.sources.items():
+        table.add_row(f"source: {name}", f"{tokens:,} tokens", _bar(tokens / max(1, total)))
+    table.add_section()
+    for one in found.lengths:
+        if one.documents:
+            table.add_row(
+                f"length {one.low + 1:,.0f} to {one.high:,.0f}",
+                f"{one.documents:,} documents, {one.tokens:,} tokens",
+                _bar(one.share),
+            )
+    table.add_section()
+    if found.exposure is None:
+        table.add_row("exposure", "nothing is seen", "no training document has T + 1 tokens")
+    else:
+        seen = found.exposure
+        table.add_row("exposure: never seen", f"{seen.unseen:.1%} of the targets", "in documents shorter than T + 1 tokens")
+        table.add_row("exposure: interior of documents", f"{seen.interior:.2f} of the mean", "")
+        table.add_row("exposure: first and last T tokens", f"{seen.edges:.2f} of the mean", "")
+        for one in seen.histogram:
+            high = "and more" if one.high is None else f"to {one.high:g}"
+            table.add_row(
+                f"exposure {one.low:g} {high} of the mean", f"{one.tokens:,} targets", f"{_bar(one.share)} of what is seen"
+            )
+    table.add_section()
+    table.add_row("fingerprint", found.fingerprint[:16], f"checked: {found.checked}")
+    return table
+
+
+def _bar(share: float) -> str:
+    return f"{'█' * round(20 * share):<20} {share:.1%}"
+
+
+@app.command()
+def ledger(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    update: Annotated[int, typer.Argument(help="An update, counted from 1 as in metrics.jsonl.")],
+    as_json: Json = False,
+) -> None:
+    """Which windows an update consumed, or will: source, document and offset of each."""
+    from tokencodes.train.ledger import read_ledger
+
+    entries = read_ledger(run, update)
+    table = Table("window", "source", "document", "shard", "no.", "start", "tokens", title=f"{run}, update {update:,}")
+    for entry in entries:
+        cells = (entry.window, entry.source, entry.id, entry.shard, entry.document, entry.start, entry.tokens)
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells))
+    emit(as_json, {"run": str(run), "update": update, "windows": [asdict(entry) for entry in entries]}, table)

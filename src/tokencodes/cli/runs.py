@@ -1,0 +1,110 @@
+"""Commands that train and report: compare, train, report, params, config."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from tokencodes.cli.common import Json, Out, Preset, Sets, app, emit, observer, quiet, stopped
+
+config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
+app.add_typer(config_app, name="config")
+
+
+@app.command()
+def compare(preset: Preset, out: Out, sets: Sets = None, as_json: Json = False) -> None:
+    """Train every arm with every seed, then write the report. Repeating the command goes on where it stopped."""
+    from tokencodes.report.page import write_report
+    from tokencodes.study import compare as compare_arms
+    from tokencodes.train.loop import Stop
+    from tokencodes.train.settings import read_study
+
+    quiet()
+
+    study, _ = read_study(preset, sets or [])
+    with Stop().listen() as stop:
+        done = compare_arms(study, out, observer(as_json), stop)
+    if not done:
+        stopped(as_json, out)
+        return
+    report_file, told = write_report(out)
+    emit(as_json, {"done": True, "out": str(out), "report": str(report_file), **told}, f"Report: {report_file}")
+
+
+@app.command()
+def train(
+    preset: Preset,
+    out: Out,
+    arm: Annotated[str | None, typer.Option(help="Arm of the preset; the baseline if not told.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Run seed; the preset's first if not told.")] = None,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Train one run. Repeating the command goes on where it stopped."""
+    from tokencodes.train.corpus import open_dataset
+    from tokencodes.train.loop import Stop, check_folder
+    from tokencodes.train.loop import train as train_run
+    from tokencodes.train.settings import read_study
+
+    quiet()
+
+    study, _ = read_study(preset, sets or [])
+    run = study.run(arm or study.study.baseline, study.study.seeds[0] if seed is None else seed)
+    watcher = observer(as_json)
+    check_folder(out, run)
+    with Stop().listen() as stop:
+        result = train_run(run, open_dataset(run.data, out, watcher.say), out, watcher, stop)
+    if result is None:
+        stopped(as_json, out)
+        return
+    told = (
+        f"held-out loss {result['held_out_loss']:.4f} nats a target, {result['bits_per_byte']:.4f} bits a byte; see {out}/model"
+    )
+    emit(as_json, {"done": True, "out": str(out), **result}, told)
+
+
+@app.command()
+def report(study: Annotated[Path, typer.Argument(help="A study's folder.")], as_json: Json = False) -> None:
+    """Rebuild report.html from the results on disk."""
+    from tokencodes.report.page import write_report
+
+    report_file, _ = write_report(study)
+    emit(as_json, {"report": str(report_file)}, f"Report: {report_file}")
+
+
+@app.command()
+def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
+    """Parameters, buffers, memory, updates and FLOPs of every arm, without training."""
+    from tokencodes.train.account import account
+    from tokencodes.train.settings import read_study
+
+    study, _ = read_study(preset, sets or [])
+    arms = account(study)
+    table = Table("", *arms, title=f"{preset}: float32 training state, counted on the meta device")
+    for key in next(iter(arms.values())):
+        cells = [facts[key] for facts in arms.values()]
+        told = [f"{c:,}" if isinstance(c, int) else f"{c:,.3f}" if isinstance(c, float) else str(c or "-")[:24] for c in cells]
+        table.add_row(key.replace("_", " "), *told)
+    emit(as_json, {"preset": preset, "arms": arms}, table)
+
+
+@config_app.command("show")
+def config_show(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
+    """Every value of a configuration, and where it comes from."""
+    from tokencodes.train.settings import flatten, read_study
+
+    study, origins = read_study(preset, sets or [])
+    values = flatten(study.model_dump(mode="json"))
+    table = Table("key", "value", "origin", title=preset)
+    for key, value in values.items():
+        table.add_row(key, "not set" if value is None else str(value), origins[key])
+    emit(as_json, {key: {"value": value, "origin": origins[key]} for key, value in values.items()}, table)
+
+
+@config_app.command("presets")
+def config_presets(as_json: Json = False) -> None:
+    """The presets in the package."""
+    from tokencodes.train.settings import preset_names
+
+    emit(as_json, {"presets": preset_names()}, "\n".join(preset_names()))

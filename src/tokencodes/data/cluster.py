@@ -1,0 +1,134 @@
+"""Past one machine: the same conversion as a datatrove pipeline step, on Slurm or Ray.
+
+Nothing is shared but the file system: each task converts whole inputs into folders that appear at once, so a task may die, be
+requeued, or run twice. A last step writes the manifest. Needs the extra `scale` (datatrove; ray by itself).
+"""
+
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tokencodes.data.convert import Job, convert
+from tokencodes.data.encode import Engine, engine_for
+from tokencodes.data.prepare import seal
+from tokencodes.data.tokenizer import TokenizerFile
+from tokencodes.errors import InputError
+from tokencodes.files import only_one
+
+try:
+    from datatrove.executor.base import PipelineExecutor
+    from datatrove.executor.ray import RayPipelineExecutor
+    from datatrove.executor.slurm import SlurmPipelineExecutor
+    from datatrove.pipeline.base import PipelineStep
+except ImportError as error:
+    raise InputError(f"engine slurm and ray need datatrove ({error}); install it by: pip install 'tokencodes[scale]'") from None
+
+
+class ConvertStep(PipelineStep):  # type: ignore[misc]
+    """Converts the inputs of one rank: every world_size-th, from the rank-th on."""
+
+    name = "tokencodes"
+    type = "TOKENIZER"
+
+    def __init__(self, jobs: list[Job], tokenizer: Path, engine: Engine) -> None:
+        super().__init__()
+        self.jobs, self.tokenizer, self.engine = jobs, tokenizer, engine
+
+    def run(self, data: Any, rank: int = 0, world_size: int = 1) -> Any:
+        """What datatrove calls; documents and tokens go into its statistics."""
+        encoder = engine_for(TokenizerFile(self.tokenizer), self.engine)
+        for job in self.jobs[rank::world_size]:
+            entry = convert(job, encoder)
+            self.stat_update("documents", value=entry["counts"]["kept"])
+            self.stat_update("tokens", value=sum(shard["tokens"] for shard in entry["shards"]))
+        return data
+
+
+class SealStep(PipelineStep):  # type: ignore[misc]
+    """Writes the manifest when every input is converted."""
+
+    name = "tokencodes manifest"
+    type = "TOKENIZER"
+
+    def __init__(self, jobs: list[Job], tokenizer: Path) -> None:
+        super().__init__()
+        self.jobs, self.tokenizer = jobs, tokenizer
+
+    def run(self, data: Any, rank: int = 0, world_size: int = 1) -> Any:
+        """What datatrove calls."""
+        out = self.jobs[0].out
+        with only_one(out):
+            if not (out / "manifest.json").is_file():
+                seal(self.jobs, TokenizerFile(self.tokenizer), out)
+        return data
+
+
+def submit_to_slurm(jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, told: tuple[str, ...]) -> None:
+    """Submits an array of one task an input, and a task after it that writes the manifest; returns when they are submitted.
+
+    `told`: KEY=VALUE for datatrove's SlurmPipelineExecutor, `time` and `partition` among them. InputError: an unknown key.
+    """
+    options = _options(SlurmPipelineExecutor, told)
+    missing = [key for key in ("time", "partition") if key not in options]
+    if missing:
+        raise InputError(f"engine slurm needs {' and '.join(missing)}; give --cluster {missing[0]}=VALUE")
+    if sys.prefix != sys.base_prefix:
+        options.setdefault("venv_path", f"{sys.prefix}/bin/activate")
+    logs = _logs(jobs)
+    shared = {"job_name": "tokencodes-prepare", **options}
+    first = SlurmPipelineExecutor(
+        [ConvertStep(jobs, tokenizer, engine)],
+        tasks=len(jobs),
+        workers=workers if workers > 1 else -1,
+        logging_dir=f"{logs}/convert",
+        skip_completed=False,  # a finished input is found by its folder, whatever a log says
+        **shared,
+    )
+    last = SlurmPipelineExecutor(
+        [SealStep(jobs, tokenizer)], tasks=1, depends=first, logging_dir=f"{logs}/manifest", skip_completed=False, **shared
+    )
+    try:
+        last.run()
+    except FileNotFoundError as error:
+        raise InputError(f"engine slurm: no {error.filename} here; run the command where Slurm's commands are") from None
+
+
+def run_on_ray(jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, told: tuple[str, ...]) -> None:
+    """Runs every job on the Ray cluster that RAY_ADDRESS names, or on this machine; returns when all have ended.
+
+    `told`: KEY=VALUE for datatrove's RayPipelineExecutor. A job that failed is found by whoever seals the dataset.
+    """
+    options = _options(RayPipelineExecutor, told)
+    try:
+        import ray
+    except ImportError:
+        raise InputError("engine ray needs ray; install it by: pip install ray") from None
+    if not ray.is_initialized():
+        ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False)
+    executor: PipelineExecutor = RayPipelineExecutor(
+        [ConvertStep(jobs, tokenizer, engine)],
+        tasks=len(jobs),
+        workers=workers if workers > 1 else -1,
+        logging_dir=f"{_logs(jobs)}/convert",
+        skip_completed=False,
+        **options,
+    )
+    executor.run()
+
+
+def _logs(jobs: list[Job]) -> Path:
+    """Beside the dataset, not in it."""
+    return jobs[0].out.with_name(f"{jobs[0].out.name}-logs")
+
+
+def _options(executor: type, told: tuple[str, ...]) -> dict[str, Any]:
+    known = inspect.signature(executor).parameters
+    found: dict[str, Any] = {}
+    for pair in told:
+        key, equals, value = pair.partition("=")
+        if not equals or key not in known or key in ("pipeline", "tasks", "logging_dir", "depends"):
+            raise InputError(f"--cluster {pair!r}: write KEY=VALUE, with a key of datatrove's {executor.__name__}")
+        found[key] = int(value) if value.lstrip("-").isdigit() else value
+    return found

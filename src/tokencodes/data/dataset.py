@@ -1,0 +1,144 @@
+"""A prepared dataset, opened by its manifest; and what everything that reads token ids needs of one, or of a mixture.
+
+DATASET/
+  manifest.json            written last: no manifest, no dataset
+  tokenizer.json           the tokenizer that made the ids
+  SOURCE/                  one input's share; appears by one rename
+    source.json            what it was made from, what was counted, and its shards
+    train-00000/ ...       see `shards`
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokencodes.data.shards import Shard
+from tokencodes.data.split import Split
+from tokencodes.data.tokenizer import TokenizerFile
+from tokencodes.errors import InputError
+from tokencodes.files import read_json
+
+FORMAT = "tokencodes-dataset"
+VERSION = 2
+
+
+def fingerprint(manifest: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's canonical JSON, its own fingerprint left out."""
+    told = {key: value for key, value in manifest.items() if key != "fingerprint"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class Corpus(ABC):
+    """Token ids to learn from, in two sides: one dataset, or several of one tokenizer."""
+
+    @property
+    @abstractmethod
+    def path(self) -> Path:
+        """Where it lies, for messages."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Names every id in it."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """V."""
+
+    @property
+    @abstractmethod
+    def tokenizer_sha256(self) -> str:
+        """Names the tokenizer, without reading it."""
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> TokenizerFile:
+        """The tokenizer that made the ids; InputError if what is there is not it."""
+
+    @property
+    @abstractmethod
+    def datasets(self) -> "list[Dataset]":
+        """The datasets that it is made of."""
+
+    def shards(self, split: Split) -> list[Shard]:
+        """The shards of one side, dataset by dataset, in the manifests' order."""
+        return [shard for dataset in self.datasets for shard in dataset.own_shards if shard.split == split]
+
+    def require(self, vocab_size: int, tokenizer_sha256: str | None = None) -> None:
+        """InputError if the ids were made with another vocabulary or tokenizer."""
+        if self.vocab_size != vocab_size:
+            raise InputError(
+                f"{self.path}: made with a vocabulary of {self.vocab_size:,}, the model has {vocab_size:,}; "
+                "prepare the text anew with this model's tokenizer"
+            )
+        if tokenizer_sha256 not in (None, self.tokenizer_sha256):
+            raise InputError(
+                f"{self.path}: made with another tokenizer (sha256 {self.tokenizer_sha256[:12]}, wanted "
+                f"{str(tokenizer_sha256)[:12]}); prepare the text anew"
+            )
+
+
+class Dataset(Corpus):
+    """A prepared dataset, opened by its manifest."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if not (path / "manifest.json").is_file():
+            raise InputError(f"{path}: no manifest.json, so not a finished dataset; run `tokencodes prepare` to its end")
+        manifest = read_json(path / "manifest.json")
+        if not isinstance(manifest, dict):
+            raise InputError(f"{path}/manifest.json: damaged (not a table of keys); prepare the dataset anew")
+        if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+            raise InputError(
+                f"{path}/manifest.json: format {manifest.get('format')!r} version {manifest.get('version')!r}; "
+                f"this program reads {FORMAT!r} version {VERSION}: prepare the dataset anew"
+            )
+        if manifest.get("fingerprint") != fingerprint(manifest):
+            raise InputError(f"{path}/manifest.json: damaged (its fingerprint does not hold); prepare the dataset anew")
+        self.manifest: dict[str, Any] = manifest
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self._path
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over its manifest, and by it over every byte."""
+        return str(self.manifest["fingerprint"])
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return int(self.manifest["vocab_size"])
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        """Names the tokenizer, without reading it."""
+        return str(self.manifest["tokenizer_sha256"])
+
+    @cached_property
+    def tokenizer(self) -> TokenizerFile:
+        """The tokenizer in the dataset; InputError if it is not the one that made the ids."""
+        file = TokenizerFile(self.path / "tokenizer.json")
+        if file.sha256 != self.manifest["tokenizer_sha256"]:
+            raise InputError(f"{file.path}: not the tokenizer that made these ids (its hash differs); take it from a copy")
+        return file
+
+    @property
+    def datasets(self) -> list["Dataset"]:
+        """Itself."""
+        return [self]
+
+    @cached_property
+    def own_shards(self) -> list[Shard]:
+        """The shards of both sides, in the manifest's order."""
+        return [
+            Shard(self.path / source["name"] / entry["path"], entry)
+            for source in self.manifest["sources"]
+            for entry in source["shards"]
+        ]

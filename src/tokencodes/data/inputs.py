@@ -1,0 +1,172 @@
+"""What there is to prepare: files, folders, globs and data sets of the Hugging Face hub, as a list of inputs in a fixed order.
+
+An input is one file, or all the `.txt` files of one folder. Each yields its own shards in a folder named after it.
+"""
+
+import glob
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokencodes.data.text import SUFFIXES
+from tokencodes.data.tokenized import TOKENIZED
+from tokencodes.errors import InputError
+
+HUB = "hf:"
+KINDS = (*SUFFIXES, TOKENIZED)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One unit of work. `files` are local, and of one kind; `remote` tells which file of the hub is fetched first."""
+
+    name: str
+    files: tuple[Path, ...]
+    remote: tuple[str, str, str] | None = None  # repository, revision (a commit), path in it
+
+    def fetch(self) -> "Input":
+        """Itself with its files on this machine."""
+        if self.remote is None:
+            return self
+        from huggingface_hub import hf_hub_download
+
+        repository, revision, path = self.remote
+        return replace(self, files=(Path(hf_hub_download(repository, path, repo_type="dataset", revision=revision)),))
+
+    def resolved(self) -> "Input":
+        """Itself with absolute paths."""
+        return replace(self, files=tuple(file.resolve() for file in self.files))
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        if self.remote is not None:
+            return f"{HUB}{self.remote[0]}/{self.remote[2]}"
+        return str(self.files[0]) if len(self.files) == 1 else f"{self.files[0].parent} ({len(self.files)} texts)"
+
+    @property
+    def origin(self) -> str | None:
+        """A file of the hub with its commit, which fixes its bytes; None for local files."""
+        if self.remote is None:
+            return None
+        repository, revision, path = self.remote
+        return f"{repository}@{revision}/{path}"
+
+    @property
+    def bytes(self) -> int:
+        """Size of its local files."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def facts(self) -> dict[str, Any]:
+        """Name, size and SHA-256: of one file as it is, of several of the list of theirs."""
+        told = [_file_facts(file) for file in self.files]
+        if self.remote is not None:
+            return {**told[0], "from": self.origin}
+        if len(told) == 1:
+            return told[0]
+        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        return {"file": f"{len(told)} texts", "bytes": sum(one["bytes"] for one in told), "sha256": digest}
+
+    def seen(self) -> list[list[int]]:
+        """Size and time of the last change of each file: if they are as they were, the bytes need not be hashed again."""
+        return [[stat.st_size, stat.st_mtime_ns] for stat in (file.stat() for file in self.files)]
+
+
+def _file_facts(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"file": _clean(file.name), "bytes": file.stat().st_size, "sha256": digest}
+
+
+def find_inputs(named: list[str]) -> list[Input]:
+    """The inputs of paths, folders (searched through), globs and `hf:OWNER/NAME[@REVISION][/FOLDER]`.
+
+    InputError for what is missing, of no known kind, or named twice.
+    """
+    files: list[Path] = []
+    remote: list[tuple[str, str, str]] = []
+    for name in named:
+        if name.startswith(HUB):
+            remote += _hub_files(name)
+        else:
+            files += _local_files(name)
+    seen: set[Path] = set()
+    for path in files:
+        if path.resolve() in seen:
+            raise InputError(f"{path}: named twice among the inputs; name it once")
+        seen.add(path.resolve())
+    groups: dict[Path, list[Path]] = {}  # a folder's texts; any other file stands for itself
+    for path in files:
+        groups.setdefault(path.parent / "*.txt" if path.name.endswith(".txt") else path, []).append(path)
+    units = [tuple(group) for group in groups.values()]
+    paths = [unit[0] if len(unit) == 1 else unit[0].parent for unit in units] + [Path(path) for _, _, path in remote]
+    names = _names(paths)
+    local = [Input(name, unit) for name, unit in zip(names, units, strict=False)]
+    return local + [Input(name, (), one) for name, one in zip(names[len(local) :], remote, strict=True)]
+
+
+def _local_files(name: str) -> list[Path]:
+    path = Path(name)
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(KINDS))
+        if not found:
+            raise InputError(f"{path}: no file that ends in {', '.join(KINDS)}")
+        return found
+    if path.is_file():
+        if not path.name.endswith(KINDS):
+            raise InputError(f"{path}: unknown kind of file; it must end in {', '.join(KINDS)}")
+        return [path]
+    if glob.has_magic(name):
+        matches = (Path(one) for one in glob.glob(name, recursive=True))  # noqa: PTH207 (pathlib's knows no absolute pattern)
+        found = sorted(one for one in matches if one.is_file() and one.name.endswith(KINDS))
+        if not found:
+            raise InputError(f"{name}: the pattern matches no file that ends in {', '.join(KINDS)}")
+        return found
+    raise InputError(f"{path}: no such file or folder")
+
+
+def _hub_files(name: str) -> list[tuple[str, str, str]]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    match = re.fullmatch(r"hf:([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", name)
+    if not match:
+        raise InputError(f"{name!r}: write it as hf:OWNER/NAME, hf:OWNER/NAME/FOLDER or hf:OWNER/NAME@REVISION/FOLDER")
+    repository, revision, folder = match.groups()
+    try:
+        told = HfApi().dataset_info(repository, revision=revision)
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+        raise InputError(f"{name}: the hub does not give it ({str(error).splitlines()[0]}); check name and network") from None
+    paths = sorted(entry.rfilename for entry in told.siblings or [])
+    prefix = f"{folder.rstrip('/')}/" if folder else ""
+    chosen = [path for path in paths if (path.startswith(prefix) or path == folder) and path.endswith(SUFFIXES)]
+    if not chosen:
+        raise InputError(f"{name}: no file there that ends in {', '.join(SUFFIXES)}")
+    return [(repository, str(told.sha), path) for path in chosen]
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """A folder name for each input: what its file is called, with the folders above it where that is not enough."""
+    short: Callable[[Path], str] = lambda path: _clean(path.name.split(".")[0]) or "input"  # noqa: E731
+    names = [short(path) for path in paths]
+    for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
+        twice = {name for name, count in Counter(names).items() if count > 1}
+        if not twice:
+            break
+        longer = ["-".join([*map(_clean, path.parts[:-1][-depth:]), short(path)]) for path in paths]
+        names = [long if name in twice else name for name, long in zip(names, longer, strict=True)]
+    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+    if count > 1:
+        same = [str(path) for path, other in zip(paths, names, strict=True) if other == name]
+        raise InputError(f"{same[0]} and {same[1]}: both would be called {name!r}; rename one of them")
+    return names
+
+
+def _clean(name: str) -> str:
+    """A name that every file system and every JSON reader takes."""
+    return re.sub(r"[^\w.-]", "_", name.encode("utf-8", "surrogateescape").decode("utf-8", "replace").strip("/")).lstrip(".")

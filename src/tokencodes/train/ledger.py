@@ -1,0 +1,86 @@
+"""Which documents an update of a run consumed: dataset, source, document and offset of every window."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pyarrow as pa
+
+from tokencodes import checkpoint
+from tokencodes.data.dataset import Corpus, Dataset
+from tokencodes.data.loader import rank_indices
+from tokencodes.data.mixture import Mixture, build_sampler
+from tokencodes.errors import InputError
+from tokencodes.files import read_json
+from tokencodes.train.config import RunConfig
+from tokencodes.train.settings import read_run
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One window. `start` and `tokens` count ids of the document; its last id is no input, its first no target."""
+
+    window: int
+    dataset: str
+    shard: str
+    document: int
+    id: str
+    source: str
+    start: int
+    tokens: int
+
+
+def read_ledger(run: Path, update: int) -> list[Entry]:
+    """The windows of update 1, 2, ... (as metrics.jsonl counts them), done or to come. InputError: no run, or no such text."""
+    config = read_run(run / "config.toml")
+    if update < 1:
+        raise InputError(f"update {update}: updates count from 1, as in metrics.jsonl")
+    corpus = _corpus(run, config)
+    batch = config.batch
+    sampler = build_sampler(corpus, batch.sampling, config.model.context, config.seed, batch.streams, batch.windows_per_visit)
+    indices = rank_indices(update - 1, batch.windows_per_update)
+    windows, shards = sampler.draw(indices), corpus.shards("train")
+    owner = [dataset for dataset in corpus.datasets for _ in dataset.shards("train")]
+
+    @cache
+    def names(shard: int) -> pa.Table:
+        return shards[shard].names()
+
+    entries = []
+    for index, shard, document, start, length in zip(
+        *(array.tolist() for array in (indices, windows.shard, windows.document, windows.start, windows.length)), strict=True
+    ):
+        id, source = (names(shard)[column][document].as_py() for column in ("id", "source"))
+        place = shards[shard].path.relative_to(owner[shard].path)
+        entries.append(Entry(index, str(owner[shard].path), str(place), document, id, source, start, length))
+    return entries
+
+
+def _corpus(run: Path, config: RunConfig) -> Corpus:
+    """The text of a run: the one that it names, or the one that was prepared beside it or beside its study."""
+    data = config.data
+    if data.mixture:
+        corpus: Corpus = Mixture([Dataset(Path(part.dataset)) for part in data.mixture], [part.weight for part in data.mixture])
+    elif data.dataset is not None:
+        corpus = Dataset(Path(data.dataset))
+    else:
+        places = [folder / "data" for folder in (run, run.parent.parent) if (folder / "data" / "manifest.json").is_file()]
+        if not places:
+            raise InputError(
+                f"{run}: its prepared text is not beside it (looked for data/manifest.json there and two folders up)"
+            )
+        corpus = Dataset(places[0])
+    told = _told_fingerprint(run)
+    if told not in (None, corpus.fingerprint):
+        raise InputError(
+            f"{corpus.path}: not the text of {run} (fingerprint {corpus.fingerprint[:12]}, the run has {told[:12]})"
+        )
+    return corpus
+
+
+def _told_fingerprint(run: Path) -> str | None:
+    """What the run itself says that it was trained on; None if it has neither a result nor a checkpoint."""
+    if (run / "result.json").is_file():
+        return str(read_json(run / "result.json")["dataset_fingerprint"])
+    newest = checkpoint.newest_intact(run / "checkpoints", lambda line: None)
+    return checkpoint.read_state(newest).dataset_fingerprint if newest else None
