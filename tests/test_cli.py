@@ -15,7 +15,7 @@ import tomli_w
 import tokencodes
 from tokencodes import checkpoint
 from tokencodes.cli import run
-from tokencodes.data import prepare as prepare_module
+from tokencodes.data.writer import ShardWriter
 from tokencodes.train.loop import train
 from tokencodes.train.metrics import Silent
 from tokencodes.verify import certificate, check
@@ -211,7 +211,7 @@ def test_ctrl_c_before_training_is_one_line_and_exit_130(texts, tmp_path, monkey
     tokenizer = str(tmp_path / "t.json")
     assert run(["tokenizer", str(texts), "--vocab", "300", "--out", tokenizer, "--json"]) == 0
     capsys.readouterr()
-    monkeypatch.setattr(prepare_module, "write_shard", interrupted)
+    monkeypatch.setattr(ShardWriter, "close", interrupted)
     assert run(["prepare", str(texts), "--tokenizer", tokenizer, "--out", str(tmp_path / "d"), "--json"]) == 130
     told = capsys.readouterr()
     assert told.out == ""

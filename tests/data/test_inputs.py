@@ -34,7 +34,7 @@ def test_inputs_of_one_name_take_their_folders_into_it(tmp_path):
         write_lines(tmp_path / name, ROWS)
     assert names(tmp_path) == ["x-part-0", "other", "y-part-0"]
     write_lines(tmp_path / "x" / "part-0.jsonl.gz", ROWS)
-    with pytest.raises(InputError, match="both would be called .*x-part-0"):
+    with pytest.raises(InputError, match=r"both would be called .*x-part-0"):
         find_inputs([str(tmp_path)])
 
 

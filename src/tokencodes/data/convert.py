@@ -68,6 +68,11 @@ class Counts:
     noted: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)  # the first of each kind that was dropped
 
+    def as_json(self) -> dict[str, Any]:
+        """As plain values, kinds in the order of their names."""
+        told = {name: getattr(self, name) for name in ("documents", "kept", "text_bytes", "token_bytes")}
+        return told | {name: dict(sorted(getattr(self, name).items())) for name in ("dropped", "noted", "examples")}
+
     def drop(self, kind: str, place: str) -> None:
         """Counts one that becomes no document of the dataset."""
         self.dropped[kind] += 1
@@ -125,7 +130,7 @@ def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) 
             if job.input.seen() != seen:
                 raise InputError(f"{job.input.title}: changed while it was read; repeat the command")
             entry: dict[str, Any] = {"input": facts, "settings": settings_of(job.options, encoder.tokenizer), "seen": seen}
-            entry |= {"counts": asdict(conversion.counts), "shards": shards}
+            entry |= {"counts": conversion.counts.as_json(), "shards": shards}
             write_json(partial / "source.json", entry)
             (partial / LOCK).unlink()
             fsync(partial)

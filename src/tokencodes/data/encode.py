@@ -7,7 +7,6 @@ expression (SmolLM2, GPT-2, those trained here); for any other tokenizer `engine
 A literal special token in a text becomes its id, as the library does it; what stands on its two sides is cut apart.
 """
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -54,7 +53,7 @@ class CachedEncoder(Encoder):
 
     def __init__(self, tokenizer: TokenizerFile) -> None:
         super().__init__(tokenizer)
-        self._cuts = Pretokenizer(tokenizer.tokenizer)
+        self._cuts = Pretokenizer(tokenizer.tokenizer, tokenizer.told)
         self._model = tokenizer.tokenizer.model
         self._words = WordCache(self._merge)
         self._special = {token.content.encode(): id for id, token in tokenizer.tokenizer.get_added_tokens_decoder().items()}
@@ -64,10 +63,9 @@ class CachedEncoder(Encoder):
     @staticmethod
     def supports(tokenizer: TokenizerFile) -> bool:
         """Whether this tokenizer's rules are the ones computed here."""
-        told = json.loads(tokenizer.tokenizer.to_str())
-        model, added = told["model"], told["added_tokens"]
+        model, added = tokenizer.told["model"], tokenizer.told["added_tokens"]
         plain = not any(token[flag] for token in added for flag in ("lstrip", "rstrip", "single_word", "normalized"))
-        return supports(tokenizer.tokenizer) and model["type"] == "BPE" and not model["dropout"] and plain
+        return supports(tokenizer.told) and model["type"] == "BPE" and not model["dropout"] and plain
 
     def _merge(self, word: bytes) -> list[int]:
         return [token.id for token in self._model.tokenize(word.decode("latin-1").translate(BYTE_CHARACTERS))]

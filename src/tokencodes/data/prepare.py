@@ -46,18 +46,17 @@ def prepare(
 
     InputError: unreadable input (file and line), an empty side of the split, or an `out` made from something else.
     """
-    dataset = start(inputs, tokenizer_path, out, options, means, say)
+    dataset = start(inputs, TokenizerFile(tokenizer_path), out, options, means, say)
     if dataset is None:
         raise InputError(f"{out}: its jobs are submitted; when they are done, open it as a dataset")
     return dataset
 
 
 def start(
-    inputs: list[str], tokenizer_path: Path, out: Path, options: PrepareOptions, means: Means, say: Say
+    inputs: list[str], tokenizer: TokenizerFile, out: Path, options: PrepareOptions, means: Means, say: Say
 ) -> Dataset | None:
     """As `prepare`; None where the work was handed to a cluster that goes on without us."""
     found = find_inputs(inputs)
-    tokenizer = TokenizerFile(tokenizer_path)
     if not 0 <= options.validation < 1:
         raise InputError(f"validation share {options.validation}: it must be in 0 ... 1, and below 1")
     require_ours(out)
@@ -102,6 +101,12 @@ def require_ours(out: Path) -> None:
     """InputError if a folder has something in it, and no mark of a dataset's."""
     if out.is_dir() and any(out.iterdir()) and not (out / LOCK).is_file():
         raise InputError(f"{out}: neither empty nor a dataset's folder, and nothing in it is touched; choose another --out")
+
+
+def mark_ours(out: Path) -> None:
+    """Makes a folder a dataset's, so that something may be put into it before the text is."""
+    with only_one(out):
+        pass
 
 
 def make_jobs(inputs: list[Input], tokenizer: TokenizerFile, out: Path, options: PrepareOptions, means: Means) -> list[Job]:

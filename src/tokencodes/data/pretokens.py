@@ -10,7 +10,7 @@ versions differ between libraries. From there on each cut follows from the class
 white space before a word gives its last character away, and a contraction has a length. So it takes a few array operations.
 """
 
-import json
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,18 +30,17 @@ _APOSTROPHE = ord("'")
 _ENDINGS = [b"s", b"t", b"m", b"d", b"re", b"ve", b"ll"]
 
 
-def supports(tokenizer: Tokenizer) -> bool:
-    """Whether this tokenizer cuts texts by the expression above, with or without digits split one by one first."""
-    told = json.loads(tokenizer.to_str())
+def supports(told: dict[str, Any]) -> bool:
+    """Whether a tokenizer file's rules cut texts by the expression above, with or without digits split one by one first."""
     return told["normalizer"] is None and _steps(told["pre_tokenizer"]) in (["ByteLevel"], ["Digits", "ByteLevel"])
 
 
-def _steps(pre_tokenizer: dict[str, object] | None) -> list[str]:
+def _steps(pre_tokenizer: dict[str, Any] | None) -> list[str]:
     """The kinds of a pre-tokenizer's steps; a step with options that we do not compute has the kind `unknown`."""
     if pre_tokenizer is None:
         return []
     if pre_tokenizer["type"] == "Sequence":
-        return [kind for step in pre_tokenizer["pretokenizers"] for kind in _steps(step)]  # type: ignore[attr-defined]
+        return [kind for step in pre_tokenizer["pretokenizers"] for kind in _steps(step)]
     known = (
         (pre_tokenizer["type"] == "ByteLevel" and not pre_tokenizer["add_prefix_space"] and pre_tokenizer["use_regex"])
         or (pre_tokenizer["type"] == "Digits" and pre_tokenizer["individual_digits"])
@@ -52,9 +51,9 @@ def _steps(pre_tokenizer: dict[str, object] | None) -> list[str]:
 class Pretokenizer:
     """The cuts of one tokenizer, one that `supports` accepts."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, told: dict[str, Any]) -> None:
         self._library = tokenizer.pre_tokenizer
-        lone_digits = "Digits" in _steps(json.loads(tokenizer.to_str())["pre_tokenizer"])
+        lone_digits = "Digits" in _steps(told["pre_tokenizer"])
         self.classes = self._classes()
         self._class_of_byte = bytes(self.classes[:ASCII]) + bytes([OTHER]) * (256 - ASCII)
         self._pairs = _pair_table(lone_digits)
@@ -62,13 +61,17 @@ class Pretokenizer:
     def _classes(self) -> Bytes:
         """The class of each code point, uint8[0x110000], as the library has it.
 
-        Above ASCII nothing joins what follows, so one long text of all characters is cut into runs of one class each.
+        Above ASCII nothing joins what follows, so one long text of all characters is cut into runs of one class each. Planes
+        without a single assigned character are asked by every 64th, and whole if one of those is a letter, number or blank.
         """
-        code_points = np.r_[ASCII:0xD800, 0xE000:CODE_POINTS]
-        runs = self._cut("".join(map(chr, code_points.tolist())))
         found = np.full(CODE_POINTS, OTHER, dtype=np.uint8)
-        for start, end in runs:
-            found[code_points[start:end]] = self._class_of(chr(code_points[start]))
+        blocks = [np.r_[ASCII:0xD800, 0xE000:0x40000], np.r_[0xE0000:0xF0000]]
+        for code_points in (np.r_[0x40000:0xE0000], np.r_[0xF0000:CODE_POINTS]):
+            if len(self._cut("".join(map(chr, code_points[::64].tolist())))) > 1:
+                blocks.append(code_points)
+        for code_points in blocks:
+            for start, end in self._cut(code_points.astype("<u4").tobytes().decode("utf-32-le")):
+                found[code_points[start:end]] = self._class_of(chr(code_points[start]))
         found[:ASCII] = [self._class_of(chr(c)) for c in range(ASCII)]
         found[ord(" ")] = SPACE
         return found

@@ -1,9 +1,11 @@
 """A tokenizer file: training a byte-level BPE, and reading any `tokenizers` JSON with the facts that data need."""
 
 import hashlib
+import json
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +59,7 @@ class TokenizerFile:
             self.tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises a bare Exception
             raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
+        self.told: dict[str, Any] = json.loads(data)  # the file as it is: its vocabulary, its rules
         self.tokenizer.no_truncation()  # what a file sets for short prompts would cut or pad documents without a word
         self.tokenizer.no_padding()
         self.path = path

@@ -57,17 +57,22 @@ class _Table:
             differs |= self.keys[place][slots] != keys[place]
         return differs
 
-    def add(self, keys: list[Words], values: list[int]) -> None:
+    def add(self, keys: list[Words], values: NDArray[np.int32]) -> None:
         """Adds keys that are not here, each once, as far as there is room."""
         room = max(0, MOST - self.entries)
         keys, values = [word[:room] for word in keys], values[:room]
-        for place, slot in enumerate(self._slots(keys).tolist()):
-            while self.keys[-1, slot]:
-                slot = (slot + 1) % SLOTS
-            for word in range(len(keys)):
-                self.keys[word, slot] = keys[word][place]
-            self.values[slot] = values[place]
         self.entries += len(values)
+        slots = self._slots(keys)
+        open_ = np.arange(len(values))
+        while len(open_):
+            free = open_[self.keys[-1][slots[open_]] == 0]
+            _, first = np.unique(slots[free], return_index=True)  # of those that want one slot, one gets it
+            placed = free[first]
+            for place, word in enumerate(keys):
+                self.keys[place][slots[placed]] = word[placed]
+            self.values[slots[placed]] = values[placed]
+            open_ = np.setdiff1d(open_, placed, assume_unique=True)
+            slots[open_] = (slots[open_] + 1) % SLOTS
 
 
 class _Growing:
@@ -117,35 +122,44 @@ class WordCache:
         second = words[starts[middle] + 8] & _MASKS[size - 8]
         keys = [first[middle], second | (size.astype(np.uint64) << _LENGTH_SHIFT)]
         values[middle] = self._values(self._middle, keys, data, starts[middle], size)
-        for place in np.flatnonzero(lengths >= 16).tolist():
-            word = data[starts[place] : starts[place] + lengths[place]]
-            value = self._long.get(word)
-            if value is None:
-                value = self._value(word)
-                if len(word) <= LONGEST:
-                    self._long[word] = value
-            values[place] = value
+        long = np.flatnonzero(lengths >= 16)
+        if len(long):
+            values[long] = self._long_values(data, starts[long], lengths[long])
         return self._expand(values)
 
     def _values(self, table: _Table, keys: list[Words], data: bytes, starts: Ints, lengths: Ints) -> NDArray[np.int32]:
         values, missing = table.find(keys)
         if len(missing):
-            words = np.stack([word[missing] for word in keys], axis=1)
-            _, chosen, inverse = np.unique(words, axis=0, return_index=True, return_inverse=True)
-            new = missing[chosen]
-            found = [self._value(data[s : s + n]) for s, n in zip(starts[new].tolist(), lengths[new].tolist(), strict=True)]
+            words = _slices(data, starts[missing], lengths[missing])
+            place_of = {word: place for place, word in enumerate(words)}  # of each new word one place
+            found = self._new(list(place_of))
+            new = missing[list(place_of.values())]
             table.add([word[new] for word in keys], found)
-            values[missing] = np.array(found, dtype=np.int32)[inverse]
+            number_of = {word: number for number, word in enumerate(place_of)}
+            values[missing] = found[[number_of[word] for word in words]]
         return values
 
-    def _value(self, word: bytes) -> int:
-        """One id as it is; otherwise ~i for the i-th of the sequences."""
-        ids = self._merge(word)
-        if len(ids) == 1:
-            return ids[0]
-        self._sequences.extend(ids)
-        self._offsets.extend([self._sequences.size])
-        return ~(self._offsets.size - 2)
+    def _long_values(self, data: bytes, starts: Ints, lengths: Ints) -> list[int]:
+        words = _slices(data, starts, lengths)
+        unseen = [word for word in dict.fromkeys(words) if word not in self._long]
+        fresh = dict(zip(unseen, self._new(unseen).tolist(), strict=True))
+        self._long |= {word: value for word, value in fresh.items() if len(word) <= LONGEST}
+        return [fresh[word] if word in fresh else self._long[word] for word in words]
+
+    def _new(self, words: list[bytes]) -> NDArray[np.int32]:
+        """Values of words that are not here: one id as it is; otherwise ~i for the i-th of the sequences."""
+        values, sequences, ends = [], list[int](), list[int]()
+        for word in words:
+            ids = self._merge(word)
+            if len(ids) == 1:
+                values.append(ids[0])
+            else:
+                values.append(~(self._offsets.size - 1 + len(ends)))
+                sequences += ids
+                ends.append(self._sequences.size + len(sequences))
+        self._sequences.extend(sequences)
+        self._offsets.extend(ends)
+        return np.array(values, dtype=np.int32)
 
     def _expand(self, values: NDArray[np.int32]) -> tuple[NDArray[np.uint32], Ints]:
         counts = np.ones(len(values), dtype=np.int64)
@@ -160,3 +174,7 @@ class WordCache:
         inside = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
         out[np.repeat(first, size) + inside] = self._sequences.array[np.repeat(offsets[which], size) + inside]
         return out.astype(np.uint32), counts
+
+
+def _slices(data: bytes, starts: Ints, lengths: Ints) -> list[bytes]:
+    return [data[start:end] for start, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]

@@ -40,8 +40,11 @@ def run_jobs(
         waiting.put(job)
     crew = [_Worker(tokenizer.path, engine, waiting, report, done) for _ in range(min(workers, len(jobs)))]
     try:
-        while any(worker.is_alive() for worker in crew) and not any(worker.error for worker in crew):
-            time.sleep(0.05)
+        while any(worker.is_alive() for worker in crew):
+            errors = [worker.error for worker in crew if worker.error]  # before the others are ended, which is one too
+            if errors:
+                raise errors[0]
+            time.sleep(0.02)
     finally:
         for worker in crew:
             worker.end()
