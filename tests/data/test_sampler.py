@@ -1,6 +1,7 @@
 """The sampler as a pure function, and what it samples."""
 
 from dataclasses import astuple
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tokencodes.data.sampler import PaperSampler
+from tokencodes.data.sampler import PackedSampler, PaperSampler, TokenUniformSampler
 from tokencodes.errors import InputError
 
 CONTEXT = 16
@@ -82,4 +83,83 @@ def test_no_document_long_enough_is_an_error():
         sampler(shards=[Lengths(5, 16)])
 
 
+def uniform(seed: int = 1, streams: int = 2, visit: int = 4, shards=SHARDS) -> TokenUniformSampler:
+    return TokenUniformSampler(shards, CONTEXT, seed, streams, visit)
+
+
+def packed(seed: int = 1, shards=SHARDS) -> PackedSampler:
+    return PackedSampler(shards, CONTEXT, seed)
+
+
+@pytest.mark.parametrize("make", [uniform, packed])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**62), indices=st.lists(st.integers(0, 10**13), min_size=1, max_size=30))
+def test_every_sampler_is_a_function_of_seed_and_index(make, seed, indices):
+    together = drawn(make(seed).draw(np.array(indices, dtype=np.int64)))
+    alone = [drawn(make(seed).draw(np.array([i], dtype=np.int64)))[0] for i in reversed(indices)]
+    assert together == alone[::-1]
+
+
+def test_token_uniform_draws_every_valid_start_alike():
+    shards = [Lengths(20, 57, 10), Lengths(16), Lengths(18, 30)]
+    found = uniform(visit=1, shards=shards).draw(np.arange(40_000))
+    starts = [
+        (s, d, k) for s, shard in enumerate(shards) for d, n in enumerate(shard.lengths) for k in range(max(0, n - CONTEXT))
+    ]
+    seen = dict.fromkeys(starts, 0)
+    for shard, document, start, length in drawn(found):
+        assert length == CONTEXT + 1
+        seen[shard, document, start] += 1
+    assert stats.chisquare(list(seen.values())).pvalue > 1e-3
+
+
+def test_token_uniform_stays_in_a_shard_for_a_visit():
+    shard = uniform(streams=2, visit=8).draw(np.arange(2 * 8 * 50)).shard
+    for stream in (0, 1):
+        visits = shard[stream::2].reshape(-1, 8)
+        assert (visits == visits[:, :1]).all()
+
+
+def test_packed_makes_every_token_with_a_predecessor_a_target_once_an_epoch():
+    sampler = packed()
+    for epoch in range(3):
+        first = epoch * sampler.windows_per_epoch
+        targets = [
+            (shard, document, position)
+            for shard, document, start, length in drawn(sampler.draw(np.arange(first, first + sampler.windows_per_epoch)))
+            for position in range(start + 1, start + length)
+        ]
+        every = [(s, d, p) for s, shard in enumerate(SHARDS) for d, n in enumerate(shard.lengths) for p in range(1, n)]
+        assert sorted(targets) == every
+
+
+def test_packed_goes_shard_by_shard_in_another_order_each_epoch():
+    sampler = packed()
+    size = sampler.windows_per_epoch
+    orders = set()
+    for epoch in range(6):
+        windows = sampler.draw(np.arange(epoch * size, (epoch + 1) * size))
+        shard = windows.shard.tolist()
+        orders.add(tuple(dict.fromkeys(shard)))
+        assert sum(a != b for a, b in pairwise(shard)) == len(SHARDS) - 1
+        starts = windows.start[windows.shard == 2].tolist()
+        assert sorted(starts) == list(range(0, 999, CONTEXT))
+        assert starts != sorted(starts)
+    assert len(orders) > 2
+
+
+def test_the_windows_of_the_other_samplers_never_change_either():
+    indices = np.array([0, 1, 2, 17, 10**12])
+    assert drawn(uniform(12345).draw(indices)) == GOLDEN_UNIFORM
+    assert drawn(packed(12345).draw(indices)) == GOLDEN_PACKED
+
+
+@pytest.mark.parametrize("make", [uniform, packed])
+def test_nothing_to_draw_is_an_error(make):
+    with pytest.raises(InputError, match="no document long enough"):
+        make(shards=[Lengths(1, 1)])
+
+
 GOLDEN = [(0, 3, 66, 17), (0, 0, 0, 17), (0, 3, 67, 17), (2, 0, 833, 17), (0, 0, 0, 17)]
+GOLDEN_UNIFORM = [(2, 0, 176, 17), (0, 1, 11, 17), (2, 0, 699, 17), (2, 0, 312, 17), (2, 0, 415, 17)]
+GOLDEN_PACKED = [(1, 1, 0, 16), (1, 0, 0, 5), (3, 1, 0, 17), (2, 0, 736, 17), (2, 0, 416, 17)]

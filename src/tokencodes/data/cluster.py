@@ -5,7 +5,10 @@ requeued, or run twice. A last step writes the manifest. Needs the extra `scale`
 """
 
 import inspect
+import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,9 @@ try:
     from datatrove.pipeline.base import PipelineStep
 except ImportError as error:
     raise InputError(f"engine slurm and ray need datatrove ({error}); install it by: pip install 'tokencodes[scale]'") from None
+
+
+OURS = {"pipeline", "tasks", "workers", "logging_dir", "skip_completed", "depends", "job_id_retriever"}  # not for `told`
 
 
 class ConvertStep(PipelineStep):  # type: ignore[misc]
@@ -74,6 +80,8 @@ def submit_to_slurm(jobs: list[Job], tokenizer: Path, engine: Engine, workers: i
     missing = [key for key in ("time", "partition") if key not in options]
     if missing:
         raise InputError(f"engine slurm needs {' and '.join(missing)}; give --cluster {missing[0]}=VALUE")
+    if shutil.which("sbatch") is None:
+        raise InputError("engine slurm: no sbatch here; run the command where Slurm's commands are")
     if sys.prefix != sys.base_prefix:
         options.setdefault("venv_path", f"{sys.prefix}/bin/activate")
     logs = _logs(jobs)
@@ -91,8 +99,8 @@ def submit_to_slurm(jobs: list[Job], tokenizer: Path, engine: Engine, workers: i
     )
     try:
         last.run()
-    except FileNotFoundError as error:
-        raise InputError(f"engine slurm: no {error.filename} here; run the command where Slurm's commands are") from None
+    except subprocess.CalledProcessError as error:
+        raise InputError(f"engine slurm: sbatch refused (exit status {error.returncode}), and said why above") from None
 
 
 def run_on_ray(jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, told: tuple[str, ...]) -> None:
@@ -124,11 +132,15 @@ def _logs(jobs: list[Job]) -> Path:
 
 
 def _options(executor: type, told: tuple[str, ...]) -> dict[str, Any]:
-    known = inspect.signature(executor).parameters
+    """KEY=VALUE for an executor; a value that is JSON (a number, `false`, a table of `sbatch_args`) is taken as such."""
+    known = set(inspect.signature(executor).parameters) - OURS
     found: dict[str, Any] = {}
     for pair in told:
         key, equals, value = pair.partition("=")
-        if not equals or key not in known or key in ("pipeline", "tasks", "logging_dir", "depends"):
+        if not equals or key not in known:
             raise InputError(f"--cluster {pair!r}: write KEY=VALUE, with a key of datatrove's {executor.__name__}")
-        found[key] = int(value) if value.lstrip("-").isdigit() else value
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
     return found

@@ -1,0 +1,158 @@
+"""Sampler and loader: windows a second, and how their cost grows with documents and with the index.
+
+    python bench/loader.py --corpora FOLDER --tokenizer FILE [--documents 10000000] [--runs 7]
+
+Shards are written with real ids: the paragraphs of the corpora as documents, over and over, with the whole documents among
+them, so that the largest offset table has the asked number of documents. Everything is read from the page cache.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from text import documents
+
+from tokencodes.data.encode import engine_for
+from tokencodes.data.loader import Loader
+from tokencodes.data.mixture import Sampling
+from tokencodes.data.sampler import PackedSampler, PaperSampler, Sampler, TokenUniformSampler
+from tokencodes.data.shards import Shard
+from tokencodes.data.tokenizer import TokenizerFile
+from tokencodes.data.windows import read_windows
+from tokencodes.data.writer import ShardWriter
+
+CONTEXT = 2048
+UPDATE = 128  # windows, as in the paper
+WHOLE_EVERY = 1000  # among so many paragraphs one whole document
+
+
+def pieces(corpora: Path, tokenizer: TokenizerFile) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Ids of all paragraphs, and of all documents that are long enough for a window."""
+    texts = documents(corpora)
+    encoder = engine_for(tokenizer)
+    found = []
+    for part in ([line for text in texts for line in text.split("\n\n") if line], texts):
+        ids, sizes = encoder.encode(part)
+        found.append([one.astype(np.uint16) for one in np.split(ids, np.cumsum(sizes)[:-1])])
+    return found[0], [ids for ids in found[1] if len(ids) > CONTEXT]
+
+
+def write(folder: Path, size: int, paragraphs: list[np.ndarray], whole: list[np.ndarray]) -> Shard:
+    """A shard of `size` documents."""
+    writer = ShardWriter(folder, "train", np.uint16)
+    for number in range(size):
+        every, place = divmod(number, WHOLE_EVERY)
+        writer.add(whole[every % len(whole)] if place == 0 else paragraphs[number % len(paragraphs)], f"d{number}", "bench")
+    return Shard(folder, writer.close())
+
+
+def samplers(shard: Shard) -> dict[Sampling, Sampler]:
+    """One of each kind."""
+    return {
+        "paper": PaperSampler([shard], CONTEXT, 1, 2, 8192),
+        "token-uniform": TokenUniformSampler([shard], CONTEXT, 1, 2, 8192),
+        "packed": PackedSampler([shard], CONTEXT, 1),
+    }
+
+
+def microseconds(work: Callable[[np.ndarray], object], runs: int, first: int) -> float:
+    """Median time a window of updates from `first` on, after one."""
+    times = []
+    for run in range(runs + 1):
+        began = time.perf_counter()
+        for update in range(20):
+            start = first + (20 * run + update) * UPDATE
+            work(np.arange(start, start + UPDATE, dtype=np.int64))
+        times.append((time.perf_counter() - began) / (20 * UPDATE) * 1e6)
+    return statistics.median(times[1:])
+
+
+def anonymous() -> float:
+    """Anonymous memory of this process, MB."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
+
+
+FIRST = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from tokencodes.data.sampler import PaperSampler
+from tokencodes.data.shards import Shard
+from tokencodes.data.windows import read_windows
+entry = dict(split="train", documents=int(sys.argv[2]), tokens=0, longest=10**9, checksums_sha256=sys.argv[3])
+began = time.perf_counter()
+shard = Shard(Path(sys.argv[1]), entry)
+read_windows([shard], PaperSampler([shard], 2048, 1, 2, 8192), np.arange(1))
+print(time.perf_counter() - began)
+"""
+
+
+def main() -> None:
+    """Prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpora", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--documents", type=int, default=10_000_000)
+    parser.add_argument("--runs", type=int, default=7)
+    asked = parser.parse_args()
+    paragraphs, whole = pieces(asked.corpora, TokenizerFile(asked.tokenizer))
+    with tempfile.TemporaryDirectory() as folder:
+        shards = {size: write(Path(folder) / str(size), size, paragraphs, whole) for size in (1000, 100_000, asked.documents)}
+        del paragraphs, whole
+        large = shards[asked.documents]
+        size = (large.path / "tokens.npy").stat().st_size
+        print(f"largest shard: {asked.documents:,} documents, {large.tokens:,} tokens, {size / 1e9:.2f} GB")
+        told = [sys.executable, "-c", FIRST, str(large.path), str(asked.documents), large._checksums_sha256]
+        print(
+            f"its first window, seconds after the imports: {float(subprocess.run(told, capture_output=True, check=True).stdout):.3f}"
+        )
+        print("microseconds a window to draw (medians)   documents x first index")
+        before = anonymous()
+        for kind in ("paper", "token-uniform", "packed"):
+            cells = []
+            for documents_, shard in shards.items():
+                sampler = samplers(shard)[kind]
+                for first in (0, 10**12):
+                    cells.append(f"{documents_:.0e} x {first:.0e}: {microseconds(sampler.draw, asked.runs, first):.2f}")
+            print(f"  {kind:14} {'   '.join(cells)}")
+        middle = shards[100_000]
+        for name, shard in (("1e5 documents", middle), ("largest", large)):
+            sampler = PaperSampler([shard], CONTEXT, 1, 2, 8192)
+            fresh, began = Shard(shard.path, _entry(shard)), time.perf_counter()
+            for update in range(2 * 8192 // UPDATE):
+                read_windows([fresh], sampler, np.arange(update * UPDATE, (update + 1) * UPDATE))
+            rate = 2 * 8192 * CONTEXT / (time.perf_counter() - began) / 1e6
+            warm = CONTEXT / microseconds(lambda indices: read_windows([fresh], sampler, indices), asked.runs, 0)  # noqa: B023
+            print(f"{name}: first visit of two streams, checksums included {rate:.1f} M tokens/s; later {warm:.1f}")
+        loader = Loader([middle], PaperSampler([middle], CONTEXT, 1, 2, 8192), UPDATE, lambda ids: ids)
+        for update in range(300):
+            if update == 20:
+                began = time.perf_counter()
+            _ = loader[update]
+        print(f"loader with its thread: {280 * UPDATE * CONTEXT / (time.perf_counter() - began) / 1e6:.1f} M tokens/s")
+        loader.close()
+        print(
+            f"anonymous memory: {anonymous() - before:,.0f} MB more than before, {anonymous():,.0f} MB in all ({os.cpu_count()} cores)"
+        )
+
+
+def _entry(shard: Shard) -> dict[str, object]:
+    return {
+        "split": "train",
+        "documents": shard.documents,
+        "tokens": shard.tokens,
+        "longest": shard.longest,
+        "checksums_sha256": shard._checksums_sha256,
+    }
+
+
+if __name__ == "__main__":
+    main()
