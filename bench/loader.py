@@ -7,7 +7,6 @@ them, so that the largest offset table has the asked number of documents. Everyt
 """
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from tokencodes.data.writer import ShardWriter
 
 CONTEXT = 2048
 UPDATE = 128  # windows, as in the paper
-WHOLE_EVERY = 1000  # among so many paragraphs one whole document
+WHOLE_EVERY = 300  # among so many paragraphs one whole document
 
 
 def pieces(corpora: Path, tokenizer: TokenizerFile) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -111,9 +110,8 @@ def main() -> None:
         size = (large.path / "tokens.npy").stat().st_size
         print(f"largest shard: {asked.documents:,} documents, {large.tokens:,} tokens, {size / 1e9:.2f} GB")
         told = [sys.executable, "-c", FIRST, str(large.path), str(asked.documents), large._checksums_sha256]
-        print(
-            f"its first window, seconds after the imports: {float(subprocess.run(told, capture_output=True, check=True).stdout):.3f}"
-        )
+        first = float(subprocess.run(told, capture_output=True, check=True).stdout)
+        print(f"its first window, seconds after the imports: {first:.3f}")
         print("microseconds a window to draw (medians)   documents x first index")
         before = anonymous()
         for kind in ("paper", "token-uniform", "packed"):
@@ -139,9 +137,7 @@ def main() -> None:
             _ = loader[update]
         print(f"loader with its thread: {280 * UPDATE * CONTEXT / (time.perf_counter() - began) / 1e6:.1f} M tokens/s")
         loader.close()
-        print(
-            f"anonymous memory: {anonymous() - before:,.0f} MB more than before, {anonymous():,.0f} MB in all ({os.cpu_count()} cores)"
-        )
+        print(f"anonymous memory: {anonymous() - before:,.0f} MB more than before the samplers")
 
 
 def _entry(shard: Shard) -> dict[str, object]:

@@ -1,5 +1,7 @@
-"""From text to windows of token ids. Knows no model.
+"""From text to windows of token ids. Knows no model, and no torch.
 
-Open in this order: `text` (files -> documents), `split`, `tokenizer`, `prepare` (documents -> shards), `shards` (the format on
-disk and its reader), `sampler` (which windows an update sees), `windows` (their ids). Paper: section "Data".
+Open in this order: `inputs` (paths, globs, hub names), `text` (files -> documents), `split`, `tokenizer`; `encode` with
+`pretokens` and `wordcache` (texts -> ids, exact and fast); `convert` (one input -> its shards) with `writer`, `prepare` (all
+inputs) with `workers`, `cluster`, `meter`; `shards` and `dataset` (the format on disk and its readers); `sampler` and `mixture`
+(which windows an update sees), `windows` (their ids), `loader` (read ahead). Paper: section "Data".
 """

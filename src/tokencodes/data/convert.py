@@ -124,7 +124,7 @@ def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) 
     job = replace(job, input=job.input.fetch())
     try:
         with only_one(partial):  # so that a cleaning program can tell work in progress from what a dead one left
-            facts, seen = job.input.facts(), job.input.seen()
+            seen, facts = job.input.seen(), job.input.facts()  # in this order: what changes while it is hashed has changed
             conversion = _Conversion(job, encoder, partial, report)
             shards = conversion.run()
             if job.input.seen() != seen:
@@ -132,9 +132,9 @@ def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) 
             entry: dict[str, Any] = {"input": facts, "settings": settings_of(job.options, encoder.tokenizer), "seen": seen}
             entry |= {"counts": conversion.counts.as_json(), "shards": shards}
             write_json(partial / "source.json", entry)
-            (partial / LOCK).unlink()
             fsync(partial)
             partial.replace(folder)
+            (folder / LOCK).unlink()  # only now: without it, what is not yet renamed would look like a dead one's
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -228,7 +228,8 @@ class _Conversion:
             if isinstance(row, Refusal):
                 if self._options.on_error == "stop":
                     raise InputError(f"{row.message}, or leave such documents out by --on-error skip")
-                self.counts.drop(row.kind, row.message)
+                place = row.message.removeprefix(str(path))  # where the file lies must not decide a dataset's fingerprint
+                self.counts.drop(row.kind, f"{path.name}{place}")
             elif not row.text:
                 self.counts.drop(EMPTY, f"{path.name}, document {number}")
             else:

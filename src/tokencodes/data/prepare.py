@@ -18,7 +18,7 @@ from tokencodes.data.meter import Meter
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.workers import run_jobs
 from tokencodes.errors import InputError
-from tokencodes.files import LOCK, only_one, write_json
+from tokencodes.files import LOCK, fsync, only_one, write_json
 
 Say = Callable[[str], None]
 
@@ -113,6 +113,7 @@ def make_jobs(inputs: list[Input], tokenizer: TokenizerFile, out: Path, options:
     """One job an input; the tokenizer is put into the dataset first, so that every worker reads the same file."""
     if tokenizer.path.resolve() != (out / "tokenizer.json").resolve():
         shutil.copyfile(tokenizer.path, out / "tokenizer.json")
+        fsync(out / "tokenizer.json")
     if means.engine != "local":  # other machines have other working directories
         inputs, out = [one.resolved() for one in inputs], out.resolve()
     return [Job(one, out, options, means.batch_bytes) for one in inputs]

@@ -24,24 +24,26 @@ def read_tokenized(path: Path, vocab_size: int, batch_tokens: int) -> Iterator[t
     if index.stat().st_size % 8:
         raise InputError(f"{index}: {index.stat().st_size:,} bytes are not whole 64-bit numbers; take a new copy")
     ends = np.fromfile(index, dtype="<u8").astype(np.int64)
-    if not len(ends):
-        return
-    starts = np.append(0, ends[:-1])
+    starts = np.append(0, ends)[:-1]
     if (ends < starts).any():
         raise InputError(f"{index}: the ends of the documents do not ascend; take a new copy")
-    size = path.stat().st_size
-    width, rest = divmod(size, max(1, int(ends[-1])))
-    if rest or width not in (2, 4):
-        raise InputError(f"{path}: {size:,} bytes for {ends[-1]:,} tokens of its index are not 2 or 4 a token; take a new copy")
-    tokens = np.memmap(path, dtype=f"<u{width}", mode="r")
+    size, total = path.stat().st_size, int(ends[-1]) if len(ends) else 0
+    if size not in (2 * total, 4 * total):
+        raise InputError(f"{path}: {size:,} bytes for {total:,} tokens of its index are not 2 or 4 a token; take a new copy")
+    if not total:
+        yield np.empty(0, dtype=np.uint32), ends
+        return
+    tokens = np.memmap(path, dtype=f"<u{size // total}", mode="r")
     first = 0
     while first < len(ends):
         last = max(first + 1, int(np.searchsorted(ends, starts[first] + batch_tokens, side="right")))
         ids = tokens[starts[first] : ends[last - 1]].astype(np.uint32)
         if len(ids) and int(ids.max()) >= vocab_size:
-            wrong = int(np.searchsorted(ends, starts[first] + int((ids >= vocab_size).argmax()), side="right"))
+            wrong = int((ids >= vocab_size).argmax())
+            document = int(np.searchsorted(ends, starts[first] + wrong, side="right"))
             raise InputError(
-                f"{path}, document {wrong}: id {ids.max():,} is not below {vocab_size:,}; give the tokenizer it was made with"
+                f"{path}, document {document}: id {ids[wrong]:,} is not below {vocab_size:,}; "
+                "give the tokenizer it was made with"
             )
         yield ids, (ends - starts)[first:last]
         first = last

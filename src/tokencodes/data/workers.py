@@ -38,8 +38,10 @@ def run_jobs(
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in sorted(jobs, key=lambda job: -job.input.bytes):  # the largest first, so that none is left for the end
         waiting.put(job)
-    crew = [_Worker(tokenizer.path, engine, waiting, report, done) for _ in range(min(workers, len(jobs)))]
+    crew: list[_Worker] = []
     try:
+        for _ in range(min(workers, len(jobs))):
+            crew.append(_Worker(tokenizer.path, engine, waiting, report, done))
         while any(worker.is_alive() for worker in crew):
             errors = [worker.error for worker in crew if worker.error]  # before the others are ended, which is one too
             if errors:
@@ -64,8 +66,13 @@ class _Worker(threading.Thread):
         self.error: Exception | None = None
         # One thread each: several workers with all cores each would only stand in each other's way.
         told = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        command = [sys.executable, "-m", "tokencodes.data.workers", str(tokenizer), engine]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=told)
+        command = [sys.executable, "-m", "tokencodes.data.workers", str(tokenizer), engine, str(os.getpid())]
+        # Ctrl-C reaches the whole group, and the parent decides; a worker inherits that it is deaf to it from its first moment.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=told)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.start()
 
     def run(self) -> None:
@@ -99,9 +106,8 @@ class _Worker(threading.Thread):
         self._process.wait()
 
 
-def _watch_parent() -> None:
-    """Ends this process soon after its parent has ended, however that happened."""
-    parent = os.getppid()
+def _watch_parent(parent: int) -> None:
+    """Ends this process soon after its parent has ended, however that happened and be it before this process began."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -113,8 +119,7 @@ def _watch_parent() -> None:
 
 def main() -> None:
     """The other side: converts what comes in until nothing more does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    _watch_parent()
+    _watch_parent(int(sys.argv[3]))
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not fall among the messages
 
@@ -130,6 +135,8 @@ def main() -> None:
             return
         try:
             send(convert(job, encoder, send))
+        except BrokenPipeError:  # nobody is there to hear it
+            os._exit(1)
         except (InputError, OSError) as error:
             send(error)
         except Exception:  # a defect: its traceback goes to standard error, and the parent ends

@@ -106,6 +106,12 @@ def body_sha256(model: TokenCodeForCausalLM) -> str:
     return digest.hexdigest()
 
 
+def _tensor(ids_NT1: np.ndarray) -> torch.Tensor:
+    """Ids as a tensor, where there is a GPU in memory that it can fetch from by itself."""
+    ids = torch.from_numpy(ids_NT1)
+    return ids.pin_memory() if torch.cuda.is_available() else ids
+
+
 class Trainer:
     """One run: model, optimizer, data and counters. `run()` trains it to its budget, or to a stop."""
 
@@ -169,7 +175,7 @@ class Trainer:
         self.observer.begin(f"{config.arm} seed {config.seed}", self.state.update, updates)
         if self.state.update:
             self.observer.say(f"{config.arm} seed {config.seed}: going on after update {self.state.update}")
-        loader = Loader(self.shards, self.sampler, config.batch.windows_per_update, torch.from_numpy)
+        loader = Loader(self.shards, self.sampler, config.batch.windows_per_update, _tensor)
         try:
             if self.state.update == 0:
                 self._measure(metrics)
