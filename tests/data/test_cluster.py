@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from tokencodes.cli import run
+from tokencodes.data import convert as converting
 from tokencodes.data.cluster import ConvertStep, SealStep, submit_to_slurm
-from tokencodes.data.convert import Job, PrepareOptions
+from tokencodes.data.convert import Job, PrepareOptions, clean, convert
 from tokencodes.data.dataset import Dataset
+from tokencodes.data.encode import engine_for
 from tokencodes.data.inputs import find_inputs
 from tokencodes.data.prepare import Means, make_jobs, prepare, start
 from tokencodes.data.tokenizer import TokenizerFile
@@ -226,6 +228,24 @@ def test_the_seal_names_the_input_of_a_dead_task_and_that_task_again_completes_t
     steps[1].run(None)  # a requeued seal finds its work done
     assert contents(four.out) == contents(four.local.path)
     assert {file: file.stat().st_mtime_ns for file in before if file.name != ".lock"}.items() <= before.items()
+
+
+@pytest.mark.parametrize("meanwhile", ["the same task again", "a program that cleans"])
+def test_at_the_very_end_of_a_task_nobody_stands_in_its_way(meanwhile, four, monkeypatch):
+    job, encoder = four.jobs[0], engine_for(TokenizerFile(four.tokenizer))
+    fsync = converting.fsync
+
+    def late(path: Path) -> None:
+        fsync(path)
+        if path.name.startswith(".tmp-"):
+            monkeypatch.setattr(converting, "fsync", fsync)
+            clean(four.out) if meanwhile == "a program that cleans" else convert(job, encoder)
+
+    monkeypatch.setattr(converting, "fsync", late)
+    entry = convert(job, encoder)
+    assert entry == convert(job, encoder)
+    assert not list(four.out.glob(".tmp-*"))
+    assert contents(four.out / job.input.name) == contents(four.local.path / job.input.name)
 
 
 def test_ray_makes_the_bytes_that_one_machine_makes(texts, tokenizer_path, dataset, tmp_path, monkeypatch):

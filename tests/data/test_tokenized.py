@@ -72,9 +72,12 @@ def test_what_datatrove_tokenized_gives_the_ids_that_the_texts_give(
         assert (here["counts"]["documents"], here["counts"]["kept"]) == (there["counts"]["documents"], there["counts"]["kept"])
 
 
-def test_bytes_of_text_are_counted_from_the_ids(tokenized, texts, tokenizer_path, tmp_path):
+@pytest.mark.parametrize("eos", [None, END_OF_TEXT])
+def test_bytes_of_text_are_counted_from_the_ids_and_what_ends_a_document_is_none(
+    eos, tokenized, texts, tokenizer_path, tmp_path
+):
     whole = prepare([str(texts)], tokenizer_path, tmp_path / "texts", ALL)
-    found = prepare([str(tokenized[None])], tokenizer_path, tmp_path / "tokenized", ALL)
+    found = prepare([str(tokenized[eos])], tokenizer_path, tmp_path / "tokenized", ALL)
     for here, there in zip(found.manifest["sources"], whole.manifest["sources"], strict=True):
         for key in ("text_bytes", "token_bytes"):
             assert here["counts"][key] == there["counts"][key] > 0
@@ -156,3 +159,17 @@ def test_a_file_without_a_whole_index_stops_the_work_and_leaves_no_dataset(token
     with pytest.raises(InputError, match=r"a\.ds\.index: no such file; the ends of the documents of a\.ds"):
         prepare([str(path)], tokenizer_path, tmp_path / "data", ALL)
     assert sorted(one.name for one in (tmp_path / "data").iterdir()) == [".lock", "tokenizer.json"]
+
+
+def test_documents_without_text_are_left_out_and_counted_as_those_of_texts_are(tokenizer_path, tmp_path):
+    found = prepare([str(write(tmp_path / "a.ds", [5, 6, 0, 0, 7], [3, 3, 4, 5]))], tokenizer_path, tmp_path / "data", ALL)
+    assert ids_of(found) == [[5, 6, 0], [7, 0]]
+    counts = found.manifest["sources"][0]["counts"]
+    assert (counts["documents"], counts["kept"], counts["dropped"]) == (4, 2, {"empty text": 2})
+
+
+def test_the_same_ids_with_documents_that_end_elsewhere_are_another_input(tokenizer_path, tmp_path):
+    prepare([str(write(tmp_path / "a.ds", [5, 6, 7], [1, 3]))], tokenizer_path, tmp_path / "data", ALL)
+    write(tmp_path / "a.ds", [5, 6, 7], [2, 3])
+    with pytest.raises(InputError, match="a dataset of other inputs is here"):
+        prepare([str(tmp_path / "a.ds")], tokenizer_path, tmp_path / "data", ALL)

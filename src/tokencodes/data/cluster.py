@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tokencodes.data.convert import Job, convert
+from tokencodes.data.convert import Job, convert, finished
 from tokencodes.data.encode import Engine, engine_for
 from tokencodes.data.prepare import seal
 from tokencodes.data.tokenizer import TokenizerFile
@@ -124,6 +124,12 @@ def run_on_ray(jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, t
         **options,
     )
     executor.run()
+    told_tokenizer = TokenizerFile(tokenizer)
+    left = [job for job in jobs if finished(job, told_tokenizer) is None]
+    if left:
+        raise InputError(
+            f"{left[0].input.title}: its task failed ({len(left)} of {len(jobs)} did); the reason is in {_logs(jobs)}/convert/logs"
+        )
 
 
 def _logs(jobs: list[Job]) -> Path:

@@ -133,7 +133,14 @@ def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) 
             entry |= {"counts": conversion.counts.as_json(), "shards": shards}
             write_json(partial / "source.json", entry)
             fsync(partial)
-            partial.replace(folder)
+            try:
+                partial.replace(folder)
+            except OSError:
+                done = finished(job, encoder.tokenizer)  # the same task, run twice: the other one was faster
+                if done is None:
+                    raise
+                shutil.rmtree(partial, ignore_errors=True)
+                return done
             (folder / LOCK).unlink()  # only now: without it, what is not yet renamed would look like a dead one's
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -210,15 +217,11 @@ class _Conversion:
             first = self.counts.documents
             self.counts.documents += len(sizes)
             places = [f"{path.name}:{first + number}" for number in range(len(sizes))]
-            summed = (
-                np.zeros(len(ids) + 1, dtype=np.int64) if self._bytes is None else np.append(0, np.cumsum(self._bytes[ids]))
-            )
-            ends = np.cumsum(sizes)
-            named = [(Document("", place), place, path.name) for place in places]
-            self._write(named, ids, sizes, summed[ends] - summed[ends - sizes])
+            before = self.counts.text_bytes
+            self._write([(Document("", place), place, path.name) for place in places], ids, sizes, None)
             consumed = min(size - done, len(ids) * width)
             done += consumed
-            self._report(Progress(consumed, int(summed[-1]), len(ids)))
+            self._report(Progress(consumed, self.counts.text_bytes - before, len(ids)))
 
     def _documents(self, path: Path, position: Position) -> Iterator[tuple[int, Document]]:
         """The documents that can be used, with their number; the others are counted, or stop the work."""
@@ -248,23 +251,29 @@ class _Conversion:
         named: list[tuple[Document, str, str]],
         ids: NDArray[np.uint32],
         sizes: NDArray[np.int64],
-        lengths: NDArray[np.int64],
+        lengths: NDArray[np.int64] | None,
     ) -> None:
+        """Documents of known ids; `lengths` are the bytes of their texts, None where there is no text but the ids'."""
         ends = np.cumsum(sizes)
         tokens = ids.astype(self._dtype)
         summed = None if self._bytes is None else np.append(0, np.cumsum(self._bytes[ids]))
-        for (document, place, source), start, end, length in zip(
-            named, (ends - sizes).tolist(), ends.tolist(), lengths.tolist(), strict=True
+        for number, ((document, place, source), start, end) in enumerate(
+            zip(named, (ends - sizes).tolist(), ends.tolist(), strict=True)
         ):
-            has_end = not document.text and end > start and tokens[end - 1] == self._tokenizer.end_of_text
+            has_end = lengths is None and end > start and tokens[end - 1] == self._tokenizer.end_of_text
+            stop = end - 1 if has_end else end  # what ends a document is no text of its
+            if lengths is None and stop == start:
+                self.counts.drop(EMPTY, place)
+                continue
             whole = tokens[start:end] if has_end else np.concatenate([tokens[start:end], self._end])
             if len(whole) < self._options.min_tokens or not len(whole):
                 self.counts.drop(SHORT, place)
                 continue
             self.counts.kept += 1
-            self.counts.text_bytes += length
-            if summed is not None and self.counts.token_bytes is not None:
-                self.counts.token_bytes += int(summed[end] - summed[start])
+            held = 0 if summed is None else int(summed[stop] - summed[start])
+            self.counts.text_bytes += held if lengths is None else int(lengths[number])
+            if self.counts.token_bytes is not None:
+                self.counts.token_bytes += held
             self._add(
                 split_of(document, self._options.split_seed, self._options.validation), whole, document.id or place, source
             )

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers.models import BPE
 
 from tokencodes.data.pretokens import Pretokenizer, supports
 from tokencodes.data.tokenizer import BYTE_CHARACTERS, TokenizerFile
@@ -24,7 +25,7 @@ Ids = NDArray[np.uint32]
 Ints = NDArray[np.int64]
 
 CHUNK = 1 << 19  # bytes of text at a time: arrays of this size stay in the processor's cache
-_SAFE_CUT = re.compile(rb"[A-Za-z](?= [A-Za-z])")  # between a word and the space before the next one, no rule looks across
+_SAFE_CUT = re.compile(rb"[!-~](?=[ \n])")  # white space after anything else begins a pre-token, whatever comes before or after
 
 
 class Encoder(ABC):
@@ -63,9 +64,12 @@ class CachedEncoder(Encoder):
     @staticmethod
     def supports(tokenizer: TokenizerFile) -> bool:
         """Whether this tokenizer's rules are the ones computed here."""
-        model, added = tokenizer.told["model"], tokenizer.told["added_tokens"]
+        model, added = tokenizer.tokenizer.model, tokenizer.told.get("added_tokens", [])
         plain = not any(token[flag] for token in added for flag in ("lstrip", "rstrip", "single_word", "normalized"))
-        return supports(tokenizer.told) and model["type"] == "BPE" and not model["dropout"] and plain
+        # Where two literals get one id, as beside a vocabulary with holes, library versions differ in which they look for.
+        literals = {token["content"] for token in added} - {""}
+        known = {token.content for token in tokenizer.tokenizer.get_added_tokens_decoder().values()}
+        return supports(tokenizer.told) and isinstance(model, BPE) and not model.dropout and plain and literals == known
 
     def _merge(self, word: bytes) -> list[int]:
         return [token.id for token in self._model.tokenize(word.decode("latin-1").translate(BYTE_CHARACTERS))]
@@ -76,20 +80,20 @@ class CachedEncoder(Encoder):
         counts = np.zeros(len(texts), dtype=np.int64)
         pieces: list[bytes] = []
         owners: list[int] = []
+        special: dict[int, int] = {}  # piece, an empty one -> id
         waiting = 0
         for number, text in enumerate(texts):
-            for piece, special in self._pieces(text.encode()):
-                if special is None:
-                    pieces.append(piece)
-                    owners.append(number)
-                    waiting += len(piece)
-                if pieces and (special is not None or waiting >= CHUNK):
-                    self._flush(pieces, owners, found, counts)
-                    waiting = 0
-                if special is not None:
-                    found.append(np.array([special], dtype=np.uint32))
-                    counts[number] += 1
-        self._flush(pieces, owners, found, counts)
+            for piece, id in self._pieces(text.encode()):
+                if id is not None:
+                    special[len(pieces)] = id
+                pieces.append(piece)
+                owners.append(number)
+                waiting += len(piece) or 1
+                if waiting >= CHUNK:
+                    found.append(self._ids(pieces, owners, special, counts))
+                    pieces, owners, special, waiting = [], [], {}, 0
+        if pieces:
+            found.append(self._ids(pieces, owners, special, counts))
         return np.concatenate(found or [np.empty(0, np.uint32)]), counts
 
     def _pieces(self, text: bytes) -> Iterator[tuple[bytes, int | None]]:
@@ -101,18 +105,20 @@ class CachedEncoder(Encoder):
             start = match.end()
         yield from _chunks(text[start:])
 
-    def _flush(self, pieces: list[bytes], owners: list[int], found: list[Ids], counts: Ints) -> None:
-        if not pieces:
-            return
+    def _ids(self, pieces: list[bytes], owners: list[int], special: dict[int, int], counts: Ints) -> Ids:
+        """The ids of all pieces, end to end; adds to the counts of the texts that own them."""
         places = np.cumsum([0, *map(len, pieces)])
         data = b"".join(pieces)
-        starts = self._cuts.starts(data, places[:-1])
+        starts = self._cuts.starts(data, places[:-1][places[:-1] < places[1:]])
         ids, size = self._words.ids(data, starts)
         before = np.append(0, np.cumsum(size))[np.searchsorted(starts, places)]
-        np.add.at(counts, np.array(owners), np.diff(before))
-        found.append(ids)
-        pieces.clear()
-        owners.clear()
+        lengths = np.diff(before)
+        if special:
+            where = np.array(list(special))
+            ids = np.insert(ids, before[where], list(special.values()))
+            lengths[where] = 1
+        np.add.at(counts, np.array(owners), lengths)
+        return ids
 
 
 def _chunks(text: bytes) -> Iterator[tuple[bytes, None]]:

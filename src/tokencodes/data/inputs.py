@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokencodes.data.text import SUFFIXES
-from tokencodes.data.tokenized import TOKENIZED
+from tokencodes.data.tokenized import TOKENIZED, index_of
 from tokencodes.errors import InputError
 
 HUB = "hf:"
@@ -74,13 +74,22 @@ class Input:
 
     def seen(self) -> list[list[int]]:
         """Size and time of the last change of each file: if they are as they were, the bytes need not be hashed again."""
-        return [[stat.st_size, stat.st_mtime_ns] for stat in (file.stat() for file in self.files)]
+        read = [part for file in self.files for part in _read_of(file)]
+        return [[stat.st_size, stat.st_mtime_ns] for stat in (file.stat() for file in read)]
+
+
+def _read_of(file: Path) -> list[Path]:
+    """All that is read for one file: itself, and the index beside it where it is ids."""
+    return [file, *(index for index in [index_of(file)] if file.name.endswith(TOKENIZED) and index.is_file())]
 
 
 def _file_facts(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"file": _clean(file.name), "bytes": file.stat().st_size, "sha256": digest}
+    digests = []
+    for part in _read_of(file):
+        with part.open("rb") as stream:
+            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    facts = {"file": _clean(file.name), "bytes": file.stat().st_size, "sha256": digests[0]}
+    return {**facts, "index_sha256": digests[1]} if len(digests) > 1 else facts
 
 
 def find_inputs(named: list[str]) -> list[Input]:

@@ -32,7 +32,7 @@ _ENDINGS = [b"s", b"t", b"m", b"d", b"re", b"ve", b"ll"]
 
 def supports(told: dict[str, Any]) -> bool:
     """Whether a tokenizer file's rules cut texts by the expression above, with or without digits split one by one first."""
-    return told["normalizer"] is None and _steps(told["pre_tokenizer"]) in (["ByteLevel"], ["Digits", "ByteLevel"])
+    return told.get("normalizer") is None and _steps(told.get("pre_tokenizer")) in (["ByteLevel"], ["Digits", "ByteLevel"])
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> list[str]:
@@ -41,10 +41,10 @@ def _steps(pre_tokenizer: dict[str, Any] | None) -> list[str]:
         return []
     if pre_tokenizer["type"] == "Sequence":
         return [kind for step in pre_tokenizer["pretokenizers"] for kind in _steps(step)]
-    known = (
-        (pre_tokenizer["type"] == "ByteLevel" and not pre_tokenizer["add_prefix_space"] and pre_tokenizer["use_regex"])
-        or (pre_tokenizer["type"] == "Digits" and pre_tokenizer["individual_digits"])
-    )  # fmt: skip
+    if pre_tokenizer["type"] == "ByteLevel":  # `use_regex` is absent from older files, GPT-2's among them
+        known = not pre_tokenizer["add_prefix_space"] and pre_tokenizer.get("use_regex", True)
+    else:
+        known = pre_tokenizer["type"] == "Digits" and pre_tokenizer["individual_digits"]
     return [str(pre_tokenizer["type"]) if known else "unknown"]
 
 
@@ -53,7 +53,7 @@ class Pretokenizer:
 
     def __init__(self, tokenizer: Tokenizer, told: dict[str, Any]) -> None:
         self._library = tokenizer.pre_tokenizer
-        lone_digits = "Digits" in _steps(told["pre_tokenizer"])
+        lone_digits = "Digits" in _steps(told.get("pre_tokenizer"))
         self.classes = self._classes()
         self._class_of_byte = bytes(self.classes[:ASCII]) + bytes([OTHER]) * (256 - ASCII)
         self._pairs = _pair_table(lone_digits)

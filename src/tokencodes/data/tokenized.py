@@ -16,9 +16,14 @@ from tokencodes.errors import InputError
 TOKENIZED = ".ds"
 
 
+def index_of(path: Path) -> Path:
+    """The file that says where the documents of a file of ids end."""
+    return path.with_name(f"{path.name}.index")
+
+
 def read_tokenized(path: Path, vocab_size: int, batch_tokens: int) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
     """Batches of whole documents: their ids end to end, uint32, and how many each has. InputError names what is wrong."""
-    index = path.with_name(f"{path.name}.index")
+    index = index_of(path)
     if not index.is_file():
         raise InputError(f"{index}: no such file; the ends of the documents of {path.name} are read from it")
     if index.stat().st_size % 8:
