@@ -10,6 +10,7 @@ every file but the lock must hold the undisturbed run's bytes, and nothing else 
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def soak(command: list[str], folder: Path, kills: int, seed: int) -> int:
         if wrong:
             print(f"round {rounds}, after {done} kills, in {out}: {wrong}")
             return 1
-        subprocess.run(["rm", "-r", str(out)], check=True)
+        shutil.rmtree(out)
     for name, count in stages.most_common():
         print(f"{count:6,} killed {name}")
     print(f"{done:,} kills in {rounds:,} rounds: every round ended in the undisturbed run's bytes, and nothing was left over")
@@ -105,7 +106,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="soak-prepare-"))
     status = soak(command, folder, told.kills, told.seed)
     if status == 0:
-        subprocess.run(["rm", "-r", str(folder)], check=True)
+        shutil.rmtree(folder)
     sys.exit(status)
 
 

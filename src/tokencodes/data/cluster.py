@@ -127,9 +127,8 @@ def run_on_ray(jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, t
     told_tokenizer = TokenizerFile(tokenizer)
     left = [job for job in jobs if finished(job, told_tokenizer) is None]
     if left:
-        raise InputError(
-            f"{left[0].input.title}: its task failed ({len(left)} of {len(jobs)} did); the reason is in {_logs(jobs)}/convert/logs"
-        )
+        title = f"{left[0].input.title}: its task failed ({len(left)} of {len(jobs)} did)"
+        raise InputError(f"{title}; the reason is in {_logs(jobs)}/convert/logs")
 
 
 def _logs(jobs: list[Job]) -> Path:
