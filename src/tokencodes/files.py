@@ -24,11 +24,16 @@ def fsync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Temporary file, fsync, replace: a reader sees the old text or the new, never a part."""
+    """`write_bytes` of UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Temporary file, fsync, replace: a reader sees the old bytes or the new, never a part."""
     partial = path.with_name(f".tmp-{path.name}")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

@@ -35,6 +35,10 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return _complain(INTERRUPTED, 130)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # in the midst of a class that is being made
+            return _complain(INTERRUPTED, 130)
+        raise
     except TyperException as error:
         told = error.format_message()
         return _complain(f"{told} (see tokencodes --help)", 2) if told else 2  # without arguments the help was shown

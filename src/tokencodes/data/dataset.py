@@ -19,7 +19,7 @@ from tokencodes.data.shards import Shard
 from tokencodes.data.split import Split
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
-from tokencodes.files import read_json
+from tokencodes.files import json_text, read_json
 
 FORMAT = "tokencodes-dataset"
 VERSION = 2
@@ -97,7 +97,8 @@ class Dataset(Corpus):
                 f"{path}/manifest.json: format {manifest.get('format')!r} version {manifest.get('version')!r}; "
                 f"this program reads {FORMAT!r} version {VERSION}: prepare the dataset anew"
             )
-        if manifest.get("fingerprint") != fingerprint(manifest):
+        exact = (path / "manifest.json").read_bytes() == json_text(manifest).encode()
+        if manifest.get("fingerprint") != fingerprint(manifest) or not exact:
             raise InputError(f"{path}/manifest.json: damaged (its fingerprint does not hold); prepare the dataset anew")
         self.manifest: dict[str, Any] = manifest
 

@@ -4,7 +4,6 @@ A source's folder appears by one rename, the manifest is written last, and the s
 stopped. Workers, engine and batch size decide only how fast it goes: the bytes come out the same.
 """
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from tokencodes.data.meter import Meter
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.workers import run_jobs
 from tokencodes.errors import InputError
-from tokencodes.files import LOCK, fsync, only_one, write_json
+from tokencodes.files import LOCK, only_one, write_bytes, write_json
 
 Say = Callable[[str], None]
 
@@ -112,8 +111,7 @@ def mark_ours(out: Path) -> None:
 def make_jobs(inputs: list[Input], tokenizer: TokenizerFile, out: Path, options: PrepareOptions, means: Means) -> list[Job]:
     """One job an input; the tokenizer is put into the dataset first, so that every worker reads the same file."""
     if tokenizer.path.resolve() != (out / "tokenizer.json").resolve():
-        shutil.copyfile(tokenizer.path, out / "tokenizer.json")
-        fsync(out / "tokenizer.json")
+        write_bytes(out / "tokenizer.json", tokenizer.path.read_bytes())
     if means.engine != "local":  # other machines have other working directories
         inputs, out = [one.resolved() for one in inputs], out.resolve()
     return [Job(one, out, options, means.batch_bytes) for one in inputs]
