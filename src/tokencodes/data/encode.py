@@ -25,6 +25,7 @@ Ids = NDArray[np.uint32]
 Ints = NDArray[np.int64]
 
 CHUNK = 1 << 19  # bytes of text at a time: arrays of this size stay in the processor's cache
+_LOOKAHEAD = 16  # bytes: more than the longest contraction and the longest character take
 _SAFE_CUT = re.compile(rb"[!-~](?=[ \n])")  # white space after anything else begins a pre-token, whatever comes before or after
 
 
@@ -100,10 +101,36 @@ class CachedEncoder(Encoder):
         """A text as parts that are cut on their own: what is between special tokens, in chunks; or one special token's id."""
         start = 0
         for match in self._literals.finditer(text) if self._literals else ():
-            yield from _chunks(text[start : match.start()])
+            yield from self._chunks(text[start : match.start()])
             yield b"", self._special[match.group()]
             start = match.end()
-        yield from _chunks(text[start:])
+        yield from self._chunks(text[start:])
+
+    def _chunks(self, text: bytes) -> Iterator[tuple[bytes, None]]:
+        """A long text cut where nothing looks across, so that memory does not grow with it."""
+        start = 0
+        while len(text) - start > 2 * CHUNK:
+            match = _SAFE_CUT.search(text, start + CHUNK, start + 2 * CHUNK)
+            cut = match.end() if match else self._rare_cut(text, start)
+            if cut is None:
+                break
+            yield text[start:cut], None
+            start = cut
+        if start < len(text):
+            yield text[start:], None
+
+    def _rare_cut(self, text: bytes, start: int) -> int | None:
+        """The same for scripts and data without such spaces: a pre-token's begin after what is no white space, far enough from
+        the end of the part that is looked at. None where there is none, as in a megabyte of one word."""
+        end = start + 2 * CHUNK
+        while text[end] & 0xC0 == 0x80:  # in the midst of a character
+            end -= 1
+        begins = self._cuts.starts(text[start:end], np.zeros(1, dtype=np.int64)) + start
+        for cut in begins[(begins > start) & (begins < end - _LOOKAHEAD)][::-1].tolist():
+            last = text[max(start, cut - 4) : cut].decode(errors="ignore")[-1:]
+            if last and not self._cuts.is_blank(last):
+                return int(cut)
+        return None
 
     def _ids(self, pieces: list[bytes], owners: list[int], special: dict[int, int], counts: Ints) -> Ids:
         """The ids of all pieces, end to end; adds to the counts of the texts that own them."""
@@ -119,19 +146,6 @@ class CachedEncoder(Encoder):
             lengths[where] = 1
         np.add.at(counts, np.array(owners), lengths)
         return ids
-
-
-def _chunks(text: bytes) -> Iterator[tuple[bytes, None]]:
-    """A long text cut where nothing looks across; not at all where there is no such place."""
-    start = 0
-    while len(text) - start > 2 * CHUNK:
-        cut = _SAFE_CUT.search(text, start + CHUNK)
-        if cut is None:
-            break
-        yield text[start : cut.end()], None
-        start = cut.end()
-    if start < len(text):
-        yield text[start:], None
 
 
 def engine_for(tokenizer: TokenizerFile, wanted: Engine = "cached") -> Encoder:

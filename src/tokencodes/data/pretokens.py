@@ -86,6 +86,10 @@ class Pretokenizer:
                 return kind
         return NUMBER
 
+    def is_blank(self, character: str) -> bool:
+        """Whether a character is white space."""
+        return bool(self.classes[ord(character)] >= SPACE)
+
     def starts(self, data: bytes, pieces: Ints) -> Ints:
         """Where in the UTF-8 `data` a pre-token begins, ascending: int64.
 
