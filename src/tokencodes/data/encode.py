@@ -125,6 +125,8 @@ class CachedEncoder(Encoder):
         end = start + 2 * CHUNK
         while text[end] & 0xC0 == 0x80:  # in the midst of a character
             end -= 1
+        if end <= start + _LOOKAHEAD:
+            return None
         begins = self._cuts.starts(text[start:end], np.zeros(1, dtype=np.int64)) + start
         for cut in begins[(begins > start) & (begins < end - _LOOKAHEAD)][::-1].tolist():
             last = text[max(start, cut - 4) : cut].decode(errors="ignore")[-1:]
