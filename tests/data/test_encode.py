@@ -145,12 +145,16 @@ def test_texts_full_of_hazards_have_the_ids_that_the_library_gives_them(cached):
     assert_same(cached, hazards(1, 6000))
 
 
-@pytest.mark.parametrize("chunk", [1, 16, 64])
+@pytest.mark.parametrize("chunk", [1, 12, 20, 64])
 def test_a_text_that_is_cut_into_chunks_has_the_same_ids(cached, chunk, monkeypatch):
     monkeypatch.setattr(encode, "CHUNK", chunk)
     draw = random.Random(chunk)
-    long = ["".join(draw.choices(NEIGHBOURS, k=5000)), " a" * 500, "a " * 500 + "\n" * 9, "\n " * 500, "a\n" * 500, "中" * 500]
-    assert_same(cached, ["".join(characters) for characters in product(NEIGHBOURS, repeat=3)] + hazards(2, 300) + long)
+    spaced = ["".join(draw.choices(NEIGHBOURS, k=5000)), " a" * 500, "a " * 500 + "\n" * 9, "\n " * 500, "a\n" * 500]
+    rare = [sign for sign in NEIGHBOURS if sign not in " \n"] + ["\t", "'ll", "'re", "中"]  # no space at which to cut at sight
+    unspaced = ["".join(draw.choices(rare, k=draw.randrange(400))) for _ in range(100)]
+    words = ["中" * 500, "a" * 300 + "é!" * 100, "a" * 300 + " b" * 100, "\u3000" * 200 + "a" * 200, "é\t\t" * 200]
+    assert_same(cached, ["".join(characters) for characters in product(NEIGHBOURS, repeat=3)] + hazards(2, 300))
+    assert_same(cached, spaced + unspaced + words)
 
 
 @pytest.mark.parametrize(("slots", "most", "longest"), [(2, 1, 0), (16, 8, 16), (256, 16, 64), (256, 128, 64)])

@@ -113,7 +113,10 @@ class CachedEncoder(Encoder):
             match = _SAFE_CUT.search(text, start + CHUNK, start + 2 * CHUNK)
             cut = match.end() if match else self._rare_cut(text, start)
             if cut is None:
-                break
+                match = _SAFE_CUT.search(text, start + 2 * CHUNK)  # after a word of more than a megabyte
+                if match is None:
+                    break
+                cut = match.end()
             yield text[start:cut], None
             start = cut
         if start < len(text):
