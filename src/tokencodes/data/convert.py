@@ -172,7 +172,7 @@ class _Conversion:
         self._end = np.array([tokenizer.end_of_text] if self._options.end_of_text == "append" else [], dtype=self._dtype)
         special = tokenizer.tokenizer.get_added_tokens_decoder()
         self._special = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
-        self._special[[id for id in special if id < tokenizer.vocab_size]] = True
+        self._special[list(special)] = True
         self._bytes = self._bytes_of(special)
 
     def _bytes_of(self, special: dict[int, Any]) -> NDArray[np.int64] | None:

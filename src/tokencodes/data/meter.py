@@ -38,7 +38,8 @@ class Meter:
         """Inputs, share, MB and tokens a second since the beginning of this run, time left."""
         seconds = max(1e-9, time.monotonic() - self._began)
         left = (self._total - self._found - self._read) * seconds / self._read if self._read else 0.0
-        share = (self._read + self._found) / self._total if self._total else 1.0
+        # Of what is fetched from the hub no size is known beforehand.
+        share = (self._read + self._found) / self._total if self._total else self._done_inputs / max(1, self._inputs)
         return (
             f"prepared {self._done_inputs:,} of {self._inputs:,} inputs, {share:.0%}: {self._tokens:,} tokens, "
             f"{self._text / seconds / 1e6:.1f} MB/s of text, {self._tokens / seconds / 1e6:.2f} M tokens/s, "

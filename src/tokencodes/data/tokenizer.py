@@ -59,12 +59,13 @@ class TokenizerFile:
             self.tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises a bare Exception
             raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
-        self.told: dict[str, Any] = json.loads(data)  # the file as it is: its vocabulary, its rules
+        self._data = data
         self.tokenizer.no_truncation()  # what a file sets for short prompts would cut or pad documents without a word
         self.tokenizer.no_padding()
         self.path = path
         self.sha256 = hashlib.sha256(data).hexdigest()
-        self.vocab_size: int = self.tokenizer.get_vocab_size()
+        # V: every id is below it. A vocabulary with holes has fewer entries than that.
+        self.vocab_size: int = max(self.tokenizer.get_vocab().values(), default=-1) + 1
         end = self.tokenizer.token_to_id(END_OF_TEXT)
         if end is None:
             raise InputError(f"{path}: no {END_OF_TEXT} entry, which ends each document; use a tokenizer that has it")
@@ -75,18 +76,28 @@ class TokenizerFile:
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     @cached_property
+    def told(self) -> dict[str, Any]:
+        """The file as it is: its vocabulary, its rules."""
+        told: dict[str, Any] = json.loads(self._data)
+        return told
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        """What each id stands for, a character a byte; nothing for special tokens. InputError if not byte-level."""
+        special = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        found = [""] * self.vocab_size
+        for token, id in self.tokenizer.get_vocab().items():
+            if id not in special:
+                found[id] = token
+        if not set("".join(found)) <= _BYTE_OF.keys():
+            wrong = next(token for token in found if not set(token) <= _BYTE_OF.keys())
+            raise InputError(f"{self.path}: token {wrong!r} is not byte-level, so its bytes are unknown")
+        return found
+
+    @cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes of text that each token stands for; special tokens stand for none. InputError if not byte-level."""
-        special = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
-        found = [b""] * self.vocab_size
-        for token, id in self.tokenizer.get_vocab().items():
-            if id in special:
-                continue
-            try:
-                found[id] = bytes(_BYTE_OF[character] for character in token)
-            except KeyError:
-                raise InputError(f"{self.path}: token {token!r} is not byte-level, so its bytes are unknown") from None
-        return found
+        return [bytes(_BYTE_OF[character] for character in token) for token in self._texts]
 
     @cached_property
     def bytes_per_token(self) -> NDArray[np.int64]:
@@ -94,7 +105,7 @@ class TokenizerFile:
 
         Summed over ids, exact where the tokenizer has a token for every byte of the text.
         """
-        return np.array([len(token) for token in self.token_bytes], dtype=np.int64)
+        return np.array([len(token) for token in self._texts], dtype=np.int64)
 
 
 def _byte_alphabet() -> dict[str, int]:

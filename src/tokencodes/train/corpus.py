@@ -116,9 +116,9 @@ def prepare_asked(asked: Asked, out: Path, means: Means, say: Say) -> Dataset | 
         raise InputError(f"--set {asked.sets[0]!r}: only a preset has values to set; use this command's own options")
     if asked.tokenizer is None:
         raise InputError("no tokenizer; give --tokenizer FILE, and make one by `tokencodes tokenizer` if there is none")
-    told["vocab_size"] = TokenizerFile(asked.tokenizer).vocab_size
-    config = validate(DataConfig, {"inputs": asked.inputs, **told}, "options")
-    return prepare_inputs(config, out, out, means, say)
+    tokenizer = TokenizerFile(asked.tokenizer)
+    config = validate(DataConfig, {"inputs": asked.inputs, "vocab_size": tokenizer.vocab_size, **told}, "options")
+    return start(resolve_inputs(config.inputs), tokenizer, out, options_of(config), means, say)
 
 
 def options_of(config: DataConfig) -> PrepareOptions:

@@ -1,0 +1,40 @@
+"""What sampling and reading cost of a training update, without the thread that hides it.
+
+python bench/loader_share.py [--preset nano] [--updates 12]
+"""
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+from timing import seconds
+
+from tokencodes.data.loader import Loader
+from tokencodes.train.corpus import open_dataset
+from tokencodes.train.loop import Trainer
+from tokencodes.train.metrics import Silent
+from tokencodes.train.settings import read_study
+
+
+def main() -> None:
+    """Prints medians and the share."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--preset", default="nano")
+    parser.add_argument("--updates", type=int, default=12)
+    asked = parser.parse_args()
+    study, _ = read_study(asked.preset, [])
+    with tempfile.TemporaryDirectory() as folder:
+        run = study.run("gf2", 1)
+        trainer = Trainer(run, open_dataset(run.data, Path(folder), print), Path(folder) / "run", Silent())
+        loader = Loader(trainer.shards, trainer.sampler, run.batch.windows_per_update, torch.from_numpy)
+        updates = [seconds(lambda: trainer._update(loader)) for _ in range(asked.updates)][2:]
+        loader.close()
+        reads = [seconds(lambda: trainer.window_ids(update)) for update in range(1000, 1200)]  # noqa: B023
+    update, read = statistics.median(updates), statistics.median(reads)
+    print(f"{asked.preset}: update {1000 * update:.1f} ms, its windows {1000 * read:.3f} ms: {read / update:.3%}")
+
+
+if __name__ == "__main__":
+    main()
