@@ -13,8 +13,8 @@ import torch
 from timing import seconds
 
 from tokencodes.init import initialise
+from tokencodes.train.build import build_model
 from tokencodes.train.interface import settle
-from tokencodes.train.loop import build_model
 from tokencodes.train.optimizer import build_optimizer
 from tokencodes.train.settings import read_study
 

@@ -13,10 +13,10 @@ from tokencodes.data.prepare import prepare
 from tokencodes.data.text import read_documents
 from tokencodes.data.tokenizer import train_tokenizer
 from tokencodes.model import TokenCodeForCausalLM
+from tokencodes.train.build import build_model
 from tokencodes.train.config import RunConfig, StudyConfig
 from tokencodes.train.corpus import resolve_inputs
 from tokencodes.train.interface import settle
-from tokencodes.train.loop import build_model
 
 VOCAB = 320  # 9 bits, 192 codes unused
 TINY_MODEL = {

@@ -13,8 +13,9 @@ import torch
 
 from tokencodes import checkpoint
 from tokencodes.errors import CodeMismatch, InputError
-from tokencodes.train.loop import Trainer, train
+from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
+from tokencodes.train.run import train
 
 STAGES = ["begin", "tensors", "state", "manifest", "renamed", "latest", "removing", "done"]
 

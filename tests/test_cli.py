@@ -16,8 +16,8 @@ import tokencodes
 from tokencodes import checkpoint
 from tokencodes.cli import run
 from tokencodes.data.writer import ShardWriter
-from tokencodes.train.loop import train
 from tokencodes.train.metrics import Silent
+from tokencodes.train.run import train
 from tokencodes.verify import certificate, check
 
 

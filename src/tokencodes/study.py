@@ -22,8 +22,9 @@ from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.train.account import account
 from tokencodes.train.config import RunConfig, StudyConfig
 from tokencodes.train.corpus import foreign, open_dataset
-from tokencodes.train.loop import Stop, train
+from tokencodes.train.loop import Stop
 from tokencodes.train.metrics import Observer
+from tokencodes.train.run import train
 from tokencodes.train.settings import flatten
 
 SAMPLE_TOKENS = 80

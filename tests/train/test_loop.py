@@ -14,8 +14,9 @@ from tests.conftest import tiny_study
 from tokencodes import checkpoint
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.files import only_one, read_json, read_json_lines
-from tokencodes.train.loop import Stop, Trainer, train
+from tokencodes.train.loop import Stop, Trainer
 from tokencodes.train.metrics import Silent
+from tokencodes.train.run import train
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").read_text())
 

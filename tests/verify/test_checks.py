@@ -14,8 +14,8 @@ from tokencodes.checkpoint import load_model
 from tokencodes.errors import InputError
 from tokencodes.files import read_json
 from tokencodes.loss import IGNORE
-from tokencodes.train.loop import train
 from tokencodes.train.metrics import Silent
+from tokencodes.train.run import train
 from tokencodes.verify import certificate
 from tokencodes.verify.certificate import certify, page, run_checks
 from tokencodes.verify.check import Subject

@@ -44,7 +44,7 @@ def train(
     """Train one run. Repeating the command goes on where it stopped."""
     from tokencodes.train.corpus import open_dataset
     from tokencodes.train.loop import Stop, check_folder
-    from tokencodes.train.loop import train as train_run
+    from tokencodes.train.run import train as train_run
     from tokencodes.train.settings import read_study
 
     quiet()

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from tokencodes.codes import InterfaceSpec
+from tokencodes.train.build import build_model
 from tokencodes.train.config import RunConfig, StudyConfig
 from tokencodes.train.interface import settle
-from tokencodes.train.loop import build_model
 
 FLOAT32 = 4
 

@@ -6,9 +6,6 @@ stopped anywhere and repeated, it ends in the same bits (float32, one machine, o
 
 import hashlib
 import math
-import platform
-import resource
-import shutil
 import signal
 import sys
 import time
@@ -17,26 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
 from tokencodes import checkpoint
 from tokencodes.checkpoint import Stage, TrainState
-from tokencodes.codes import InterfaceSpec
-from tokencodes.codes.codebook import Given
 from tokencodes.data.dataset import Corpus
 from tokencodes.data.loader import Loader
 from tokencodes.data.mixture import build_sampler
-from tokencodes.data.tokenizer import END_OF_TEXT
 from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.files import LOCK, only_one, read_json, write_json
 from tokencodes.init import initialise
 from tokencodes.loss import IGNORE, inputs_and_targets
-from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
+from tokencodes.train.build import body_sha256, build_model
 from tokencodes.train.config import RunConfig
 from tokencodes.train.corpus import foreign
 from tokencodes.train.heldout import held_out_loss, window_loss
@@ -46,7 +37,6 @@ from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.settings import difference, read_run, write_run
 
 REPLAY_TARGETS = 256  # whose losses a checkpoint keeps one by one
-RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage, in bytes
 
 
 @dataclass
@@ -72,20 +62,6 @@ class Stop:
                 signal.signal(number, handler)
 
 
-def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeForCausalLM:
-    """The model of a run and its settled spec, not yet drawn; under `torch.device("meta")` it takes no memory."""
-    told = run.model.model_dump(exclude={"context", "rope_theta", "init_std"})
-    config = TokenCodeConfig(
-        **told,
-        vocab_size=run.data.vocab_size,
-        max_position_embeddings=run.model.context,
-        rope_parameters={"rope_type": "default", "rope_theta": run.model.rope_theta},
-        initializer_range=run.model.init_std,
-        interface=str(spec),
-    )
-    return TokenCodeForCausalLM(config, given)
-
-
 def check_folder(out: Path, run: RunConfig) -> None:
     """A folder belongs to one configuration for good; InputError if it holds another run, or something else."""
     saved = out / "config.toml"
@@ -95,15 +71,6 @@ def check_folder(out: Path, run: RunConfig) -> None:
             raise InputError(f"{out}: made from another configuration ({differs}); choose another --out")
     elif out.is_dir() and foreign(out):
         raise InputError(f"{out}: neither empty nor a run's folder (it holds {foreign(out)}); choose another --out")
-
-
-def body_sha256(model: TokenCodeForCausalLM) -> str:
-    """SHA-256 of every parameter but the input's, by name."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        if not name.startswith("model.embed_tokens."):
-            digest.update(name.encode() + parameter.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _tensor(ids_NT1: np.ndarray) -> torch.Tensor:
@@ -251,96 +218,3 @@ class Trainer:
         self.state = replace(self.state, replay_loss=replay, replay_targets=targets)
         folder, keep = self.out / "checkpoints", self.config.checkpoint.keep
         checkpoint.save(folder, self.model, self.optimizer, self.state, self.last_ids, keep, self.on_stage)
-
-
-def finish(trainer: Trainer) -> dict[str, Any]:
-    """After the last update: the model as a Hugging Face folder, and result.json, whose presence means "done"."""
-    partial, final = trainer.out / ".tmp-model", trainer.out / "model"
-    shutil.rmtree(partial, ignore_errors=True)
-    trainer.model.save_pretrained(partial)
-    tokenizer = trainer.dataset.tokenizer
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(tokenizer.path), bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
-    )
-    fast.save_pretrained(partial)
-    shutil.copyfile(tokenizer.path, partial / "tokenizer.json")  # the very bytes that the model names by hash
-    checkpoint.write_replay(partial, trainer.state, trainer.last_ids)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    config, state, held_out = trainer.config, trainer.state, trainer.held_out
-    loss = trainer.held_out_loss()
-    result = {
-        "arm": config.arm,
-        "seed": config.seed,
-        "interface": trainer.model.config.interface,
-        "spec_sha256": trainer.model.config.spec_sha256,
-        "codebook_sha256": trainer.model.config.codebook_sha256,
-        "updates": state.update,
-        "targets": state.targets,
-        "held_out_loss": loss,
-        "bits_per_byte": held_out.bits_per_byte(loss),
-        "perplexity": math.exp(loss),
-        "held_out_targets": held_out.targets,
-        "held_out_bytes": held_out.target_bytes,
-        "held_out_sha256": held_out.sha256,
-        "start_sha256": state.start_sha256,
-        "windows_sha256": state.windows_sha256,
-        "dataset_fingerprint": trainer.dataset.fingerprint,
-        "seconds": state.seconds,
-        "process_peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,
-        "environment": environment(),
-    }
-    write_json(trainer.out / "result.json", result)
-    return result
-
-
-def train(run: RunConfig, dataset: Corpus, out: Path, observer: Observer, stop: Stop | None = None) -> dict[str, Any] | None:
-    """One run to its end: its result, or None if it was stopped (repeating the call goes on)."""
-    check_folder(out, run)
-    with only_one(out):
-        check_folder(out, run)  # again: another program may have been here before the lock was ours
-        if (out / "result.json").is_file():
-            return _kept_result(out, run, dataset)
-        try:
-            trainer = Trainer(run, dataset, out, observer, stop)
-        except InputError:
-            if [path.name for path in out.iterdir()] == [LOCK]:
-                shutil.rmtree(out)  # nothing was begun, so nothing is left
-            raise
-        return finish(trainer) if trainer.run() else None
-
-
-def _kept_result(out: Path, run: RunConfig, dataset: Corpus) -> dict[str, Any]:
-    """The result of a finished run, if it is this run's on this dataset."""
-    result = read_json(out / "result.json")
-    expected = {"arm": run.arm, "seed": run.seed, "dataset_fingerprint": dataset.fingerprint}
-    for key, wanted in expected.items():
-        found = result.get(key) if isinstance(result, dict) else None
-        if found != wanted:
-            raise InputError(f"{out}/result.json: its {key} is {found!r}, not {wanted!r}; remove the folder and train it again")
-    kept: dict[str, Any] = result
-    return kept
-
-
-def environment() -> dict[str, str | int]:
-    """What the numbers were computed with."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "device": "cpu",
-        "dtype": "float32",
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
