@@ -72,8 +72,10 @@ def save(
     last_ids: np.ndarray,
     keep: int,
     on_stage: Stage = lambda name: None,
+    stays: Callable[[int], bool] = lambda update: False,
 ) -> Path:
-    """Writes `folder/update-N` and removes all but the newest `keep`. `on_stage` is told each stage (tests stop there).
+    """Writes `folder/update-N`, and removes all but the newest `keep` and those whose update `stays`. `on_stage` is told each
+    stage (tests stop there).
 
     OSError passes through after the half-written folder is removed; what was there before is untouched.
     """
@@ -114,16 +116,17 @@ def save(
     except Exception:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _remove_old(folder, final, keep, on_stage)
+    _remove_old(folder, final, keep, stays, on_stage)
     on_stage("done")
     return final
 
 
-def _remove_old(folder: Path, final: Path, keep: int, on_stage: Stage) -> None:
-    """Leaves the newest `keep`, the one just written among them."""
+def _remove_old(folder: Path, final: Path, keep: int, stays: Callable[[int], bool], on_stage: Stage) -> None:
+    """Leaves the newest `keep`, the one just written among them, and those that stay."""
     # A later one was passed over as damaged, or the run would have gone on from it: it must not push out a whole one.
     later = [path for path in checkpoints(folder) if path.name > final.name]
-    for old in [*later, *checkpoints(folder)[len(later) + keep :]]:
+    old_ones = [path for path in checkpoints(folder)[len(later) + keep :] if not stays(int(path.name.removeprefix("update-")))]
+    for old in [*later, *old_ones]:
         gone = old.with_name(f".tmp-{old.name}")
         old.rename(gone)
         on_stage("removing")

@@ -114,7 +114,7 @@ def test_microbatches_only_cut_the_work(dataset, tmp_path):
     for cut in (1, 4):
         batch = {"windows_per_update": 4, "microbatch_windows": cut, "streams": 2, "windows_per_visit": 4}
         train(tiny_study(dataset.path, batch=batch).run("gf2", 1), dataset, tmp_path / str(cut), Silent())
-        losses[cut] = [line["loss"] for line in records(tmp_path / str(cut))]
+        losses[cut] = [line["loss"] for line in records(tmp_path / str(cut)) if "loss" in line]
     assert losses[1] == pytest.approx(losses[4], rel=1e-5)
 
 
@@ -205,3 +205,23 @@ def test_the_result_holds_what_its_loss_means(undisturbed, dataset):
     assert result["perplexity"] == pytest.approx(np.exp(loss))
     assert result["bits_per_byte"] == pytest.approx(loss / np.log(2) * targets / size)
     assert loss == [line["loss"] for line in records(undisturbed["gf2"]) if line["kind"] == "heldout"][-1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [
+        ({"every": 1, "keep": 1}, [8]),
+        ({"every": 1, "keep": 2, "keep_every": 3}, [3, 6, 7, 8]),
+        ({"keep": 1, "log_spaced": True}, [1, 2, 3, 4, 6, 8]),
+        ({"every": 5, "keep": 1, "log_spaced": True}, [1, 2, 3, 4, 6, 8]),
+    ],
+)
+def test_checkpoints_that_a_study_wants_later_stay(policy, left, dataset, tmp_path):
+    train(tiny_study(dataset.path, checkpoint=policy).run("gf2", 1), dataset, tmp_path, Silent())
+    found = [int(path.name.removeprefix("update-")) for path in checkpoint.checkpoints(tmp_path / "checkpoints")]
+    assert found[::-1] == left
+
+
+def test_keeping_what_is_never_saved_is_refused(dataset):
+    with pytest.raises(ValueError, match="keep_every 3 is no multiple of every 2, so nothing is saved there"):
+        tiny_study(dataset.path, checkpoint={"every": 2, "keep_every": 3})

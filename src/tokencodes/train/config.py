@@ -140,10 +140,32 @@ class HeldOutConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """A checkpoint every `every` updates (0: only at the end) and at the end; the newest `keep` stay."""
+    """A checkpoint every `every` updates (0: only at the end) and at the end. The newest `keep` stay, and for later studies
+    those at multiples of `keep_every` and, with `log_spaced`, at updates 1, 2, 3, 4, 6, 8, 12, ... (which are saved too)."""
 
     every: NotNegative = 0
     keep: Positive = 2
+    keep_every: NotNegative = 0
+    log_spaced: bool = False
+
+    @model_validator(mode="after")
+    def _multiples(self) -> Self:
+        if self.keep_every and (not self.every or self.keep_every % self.every):
+            raise ValueError(f"keep_every {self.keep_every} is no multiple of every {self.every}, so nothing is saved there")
+        return self
+
+    def due(self, update: int) -> bool:
+        """Whether a checkpoint is written after this update."""
+        return bool(self.every and update % self.every == 0) or (self.log_spaced and log_spaced(update))
+
+    def stays(self, update: int) -> bool:
+        """Whether that checkpoint is kept for good."""
+        return bool(self.keep_every and update % self.keep_every == 0) or (self.log_spaced and log_spaced(update))
+
+
+def log_spaced(update: int) -> bool:
+    """Updates 1, 2, 3, 4, 6, 8, 12, 16, ...: two an octave."""
+    return any(update == odd * 2 ** max(0, (update // odd).bit_length() - 1) for odd in (1, 3) if update >= odd)
 
 
 class Recipe(Section):

@@ -28,11 +28,12 @@ from tokencodes.errors import CheckFailed, InputError
 from tokencodes.init import initialise
 from tokencodes.loss import IGNORE, inputs_and_targets
 from tokencodes.train.build import body_sha256, build_model
-from tokencodes.train.config import RunConfig
+from tokencodes.train.config import RunConfig, log_spaced
 from tokencodes.train.corpus import foreign
 from tokencodes.train.heldout import held_out_loss, window_loss
 from tokencodes.train.interface import settle
-from tokencodes.train.metrics import HeldOutRecord, MetricsFile, Observer, StepRecord
+from tokencodes.train.metrics import HeldOutRecord, MetricsFile, Observer, ScalesRecord, StepRecord
+from tokencodes.train.observe import hidden_scales, norms, part_norms, update_ratios
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.settings import difference, read_run, write_run
 
@@ -150,10 +151,12 @@ class Trainer:
                 record = self._update(loader)
                 metrics.write(record)
                 self.observer.record(record)
+                if log_spaced(record.update):
+                    self._look(metrics)
                 done = self.state.targets >= config.budget.targets
                 if done or (config.heldout.every and record.update % config.heldout.every == 0):
                     self._measure(metrics)
-                if done or self.stop.asked or (config.checkpoint.every and record.update % config.checkpoint.every == 0):
+                if done or self.stop.asked or config.checkpoint.due(record.update):
                     self._save()
         finally:
             loader.close()
@@ -172,7 +175,10 @@ class Trainer:
             part_loss = self.model.loss(*inputs_and_targets(part), num_targets=targets)
             part_loss.backward()
             loss += float(part_loss.detach())
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.clip))
+        norm_of = norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
+        total = torch.linalg.vector_norm(torch.stack(list(norm_of.values())))
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), config.optimizer.clip, total)
+        norm = float(total)
         if not math.isfinite(loss) or not math.isfinite(norm):
             size = config.batch.windows_per_update
             first = self.state.update * size
@@ -196,7 +202,7 @@ class Trainer:
             last_loss=loss,
         )
         self.last_ids = ids
-        return StepRecord(self.state.update, self.state.targets, loss, lr, norm, seconds)
+        return StepRecord(self.state.update, self.state.targets, loss, lr, norm, seconds, part_norms(norm_of))
 
     def held_out_loss(self) -> float:
         """Held-out loss of the weights as they are, computed once for each update."""
@@ -204,6 +210,13 @@ class Trainer:
             loss = held_out_loss(self.model, self.held_out, self.config.batch.microbatch_windows)
             self._measured = self.state.update, loss
         return self._measured[1]
+
+    def _look(self, metrics: MetricsFile) -> None:
+        """What is looked at only now and then, on held-out windows, so that no training window is read twice."""
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        ids = inputs_and_targets(torch.from_numpy(self.held_out.ids_NT1[: self.config.batch.microbatch_windows]))[0]
+        ratios = update_ratios(self.model, self.optimizer, lr)
+        metrics.write(ScalesRecord(self.state.update, ratios, hidden_scales(self.model, ids)))
 
     def _measure(self, metrics: MetricsFile) -> None:
         record = HeldOutRecord(self.state.update, self.state.targets, self.held_out_loss())
@@ -216,5 +229,5 @@ class Trainer:
         first = ids[:1, : REPLAY_TARGETS + 1]
         targets = tuple(self.model.target_losses(*inputs_and_targets(first))[0].tolist())
         self.state = replace(self.state, replay_loss=replay, replay_targets=targets)
-        folder, keep = self.out / "checkpoints", self.config.checkpoint.keep
-        checkpoint.save(folder, self.model, self.optimizer, self.state, self.last_ids, keep, self.on_stage)
+        folder, told = self.out / "checkpoints", self.config.checkpoint
+        checkpoint.save(folder, self.model, self.optimizer, self.state, self.last_ids, told.keep, self.on_stage, told.stays)

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,7 @@ class StepRecord:
     lr: float
     grad_norm: float
     seconds: float
+    grad_norm_parts: dict[str, float] = field(default_factory=dict)  # of input, body and head apart; see `observe`
     kind: str = "update"
 
 
@@ -36,7 +37,17 @@ class HeldOutRecord:
     kind: str = "heldout"
 
 
-Record = StepRecord | HeldOutRecord
+@dataclass(frozen=True)
+class ScalesRecord:
+    """At log-spaced updates: what is too much to look at each time."""
+
+    update: int
+    update_ratios: dict[str, float]  # ‖change‖ / ‖weights‖ of input, body and head
+    hidden_scales: list[float]  # root mean square of the residual stream, at the input and after each block
+    kind: str = "scales"
+
+
+Record = StepRecord | HeldOutRecord | ScalesRecord
 
 
 class MetricsFile:
@@ -125,6 +136,7 @@ class Terminal:
         """Moves the bar, or prints a line now and then."""
         if isinstance(record, HeldOutRecord):
             self._held_out = f"  held-out {record.loss:.3f}"
+        if not isinstance(record, StepRecord):
             return
         rate = (record.targets - self._before) / record.seconds if self._before else None
         self._before = record.targets
