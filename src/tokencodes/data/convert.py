@@ -20,8 +20,8 @@ from tokencodes.data.encode import Encoder
 from tokencodes.data.inputs import Input
 from tokencodes.data.shards import token_dtype
 from tokencodes.data.split import Split, split_of
-from tokencodes.data.text import Columns, Document, Position, Refusal, read_rows
-from tokencodes.data.tokenized import TOKENIZED, read_tokenized
+from tokencodes.data.text import Columns, Document, Position, Refusal, printable, read_rows
+from tokencodes.data.tokenized import TOKENIZED, read_tokenized, tokens_of
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.writer import ShardWriter
 from tokencodes.errors import InputError
@@ -29,6 +29,7 @@ from tokencodes.files import LOCK, fsync, only_one, read_json, write_json
 
 BATCH_DOCUMENTS = 4096
 EMPTY, SHORT, SPECIAL = "empty text", "too short", "special token in the text"
+NO_ID = "no id, so split by the text"
 NOTED = {"\r\n": "CRLF line ends", "\0": "NUL byte"}  # kept as they are, and counted
 PARTIAL = ".tmp-"
 
@@ -119,7 +120,10 @@ def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) 
     if done is not None:
         return done
     folder = job.out / job.input.name
-    shutil.rmtree(folder, ignore_errors=True)  # left by an unfinished run with other settings; no manifest ever named it
+    if folder.exists():
+        if not (folder / "source.json").is_file():
+            raise InputError(f"{folder}: not made by prepare; choose another --out")
+        shutil.rmtree(folder)  # left by an unfinished run with other settings; no manifest ever named it
     partial = folder.with_name(f"{PARTIAL}{folder.name}-{uuid.uuid4().hex[:12]}")
     job = replace(job, input=job.input.fetch())
     try:
@@ -200,28 +204,31 @@ class _Conversion:
 
     def _texts(self, path: Path) -> None:
         position, before, first = Position(), 0, self.counts.documents
-        source = path.name if len(self._job.input.files) == 1 else self._job.input.name
+        source = printable(path.name) if len(self._job.input.files) == 1 else self._job.input.name
         for batch in _batches(self._documents(path, position), self._job.batch_bytes):
             ids, sizes = self._encoder.encode([document.text for _, document in batch])
             lengths = np.array([len(document.text.encode()) for _, document in batch], dtype=np.int64)
             self._note(batch, ids, sizes)
-            named = [(document, f"{path.name}:{number - first}", document.source or source) for number, document in batch]
+            name = printable(path.name)
+            named = [(document, f"{name}:{number - first}", document.source or source) for number, document in batch]
             self._write(named, ids, sizes, lengths)
             self._report(Progress(position.at - before, int(lengths.sum()), int(sizes.sum())))
             before = position.at
+        self._report(Progress(path.stat().st_size - before, 0, 0))
 
     def _tokenized(self, path: Path) -> None:
-        size, done = path.stat().st_size, 0
-        width = token_dtype(self._tokenizer.vocab_size)(0).itemsize
+        size, done, total = path.stat().st_size, 0, tokens_of(path)
         for ids, sizes in read_tokenized(path, self._tokenizer.vocab_size, self._job.batch_bytes):
             first = self.counts.documents
             self.counts.documents += len(sizes)
-            places = [f"{path.name}:{first + number}" for number in range(len(sizes))]
+            name = printable(path.name)
+            places = [f"{name}:{first + number}" for number in range(len(sizes))]
             before = self.counts.text_bytes
-            self._write([(Document("", place), place, path.name) for place in places], ids, sizes, None)
-            consumed = min(size - done, len(ids) * width)
+            self._write([(Document("", place), place, name) for place in places], ids, sizes, None)
+            consumed = size * len(ids) // max(1, total)
             done += consumed
             self._report(Progress(consumed, self.counts.text_bytes - before, len(ids)))
+        self._report(Progress(size - done, 0, 0))
 
     def _documents(self, path: Path, position: Position) -> Iterator[tuple[int, Document]]:
         """The documents that can be used, with their number; the others are counted, or stop the work."""
@@ -241,6 +248,8 @@ class _Conversion:
     def _note(self, batch: list[tuple[int, Document]], ids: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
         for _, document in batch:
             self.counts.noted.update(document.notes)
+            if document.id is None:
+                self.counts.noted[NO_ID] += 1
             self.counts.noted.update(kind for sign, kind in NOTED.items() if sign in document.text)
         special = np.flatnonzero(self._special[ids])
         if len(special):

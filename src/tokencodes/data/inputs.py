@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,11 @@ class Input:
         from huggingface_hub import hf_hub_download
 
         repository, revision, path = self.remote
-        return replace(self, files=(Path(hf_hub_download(repository, path, repo_type="dataset", revision=revision)),))
+        try:
+            file = Path(hf_hub_download(repository, path, repo_type="dataset", revision=revision))
+        except Exception as error:  # whatever a network, a proxy or a server can do
+            raise InputError(f"{self.title}: cannot be fetched ({_first_line(error)}); repeat the command to go on") from None
+        return replace(self, files=(file,))
 
     def resolved(self) -> "Input":
         """Itself with absolute paths."""
@@ -92,10 +95,11 @@ def _file_facts(file: Path) -> dict[str, Any]:
     return {**facts, "index_sha256": digests[1]} if len(digests) > 1 else facts
 
 
-def find_inputs(named: list[str]) -> list[Input]:
+def find_inputs(named: list[str], outside: Path | None = None) -> list[Input]:
     """The inputs of paths, folders (searched through), globs and `hf:OWNER/NAME[@REVISION][/FOLDER]`.
 
-    InputError for what is missing, of no known kind, or named twice.
+    `outside`: a folder whose own files are none, though it may lie in one of these. InputError for what is missing, of no known
+    kind, or named twice.
     """
     files: list[Path] = []
     remote: list[tuple[str, str, str]] = []
@@ -103,7 +107,8 @@ def find_inputs(named: list[str]) -> list[Input]:
         if name.startswith(HUB):
             remote += _hub_files(name)
         else:
-            files += _local_files(name)
+            ours = outside.resolve() if outside else None
+            files += [file for file in _local_files(name) if ours is None or ours not in file.resolve().parents]
     seen: set[Path] = set()
     for path in files:
         if path.resolve() in seen:
@@ -121,6 +126,8 @@ def find_inputs(named: list[str]) -> list[Input]:
 
 def _local_files(name: str) -> list[Path]:
     path = Path(name)
+    if not name:
+        raise InputError("an input with an empty name; name a file, a folder or a glob")
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(KINDS))
         if not found:
@@ -141,7 +148,6 @@ def _local_files(name: str) -> list[Path]:
 
 def _hub_files(name: str) -> list[tuple[str, str, str]]:
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     match = re.fullmatch(r"hf:([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", name)
     if not match:
@@ -149,8 +155,8 @@ def _hub_files(name: str) -> list[tuple[str, str, str]]:
     repository, revision, folder = match.groups()
     try:
         told = HfApi().dataset_info(repository, revision=revision)
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
-        raise InputError(f"{name}: the hub does not give it ({str(error).splitlines()[0]}); check name and network") from None
+    except Exception as error:  # whatever a network, a proxy or a server can do
+        raise InputError(f"{name}: the hub does not give it ({_first_line(error)}); check name and network") from None
     paths = sorted(entry.rfilename for entry in told.siblings or [])
     prefix = f"{folder.rstrip('/')}/" if folder else ""
     chosen = [path for path in paths if (path.startswith(prefix) or path == folder) and path.endswith(SUFFIXES)]
@@ -159,15 +165,24 @@ def _hub_files(name: str) -> list[tuple[str, str, str]]:
     return [(repository, str(told.sha), path) for path in chosen]
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def _names(paths: list[Path]) -> list[str]:
-    """A folder name for each input: what its file is called, with the folders above it where that is not enough."""
-    short: Callable[[Path], str] = lambda path: _clean(path.name.split(".")[0]) or "input"  # noqa: E731
-    names = [short(path) for path in paths]
+    """A folder name for each input: what its file is called, with its kind or the folders above it where that is not enough."""
+    kinds = [next((kind for kind in sorted(KINDS, key=len, reverse=True) if path.name.endswith(kind)), "") for path in paths]
+    short = [_clean(path.name.removesuffix(kind)) or "input" for path, kind in zip(paths, kinds, strict=True)]
+    beside = Counter((path.parent, name) for path, name in zip(paths, short, strict=True))
+    for place, (path, kind) in enumerate(zip(paths, kinds, strict=True)):
+        if beside[path.parent, short[place]] > 1:
+            short[place] += kind.replace(".", "-")
+    names = list(short)
     for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
         twice = {name for name, count in Counter(names).items() if count > 1}
         if not twice:
             break
-        longer = ["-".join([*map(_clean, path.parts[:-1][-depth:]), short(path)]) for path in paths]
+        longer = ["-".join([*map(_clean, path.parts[:-1][-depth:]), own]) for path, own in zip(paths, short, strict=True)]
         names = [long if name in twice else name for name, long in zip(names, longer, strict=True)]
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:

@@ -2,8 +2,8 @@
 
 Of every 1,024 windows in a row, each dataset gives its share (largest remainder), in an order drawn for that block: window i is
 place r = i mod 1,024 of block b = i div 1,024, whose order is permutation(seed, "mixture", 1024, (b, 0, 0)) over the
-datasets' quotas in a row. So the shares are exact, and each dataset sees its own windows counted without a gap: its sampler is
-the one that it would have alone.
+datasets' quotas in a row. So the shares are exact, and each dataset's own windows are counted without a gap, as if it were
+alone (with its number, `part`, in the counters, so that no two datasets draw alike).
 """
 
 import hashlib
@@ -97,6 +97,12 @@ class MixtureSampler(Sampler):
         self._quotas = np.array(quotas, dtype=np.int64)
         self._owner = np.repeat(np.arange(len(quotas)), quotas)
         self._block = lru_cache(maxsize=256)(self._draw_block)
+
+    @property
+    def targets_per_window(self) -> float:
+        """By the datasets' shares."""
+        each = [sampler.targets_per_window for sampler in self._samplers]
+        return float(np.average(each, weights=self._quotas))
 
     def _draw_block(self, block: int) -> tuple[Ints, Ints]:
         """The dataset of each place of a block, and how many of its windows the block has before that place."""

@@ -4,12 +4,13 @@ A source's folder appears by one rename, the manifest is written last, and the s
 stopped. Workers, engine and batch size decide only how fast it goes: the bytes come out the same.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokencodes.data.convert import Job, PrepareOptions, clean, finished, settings_of
+from tokencodes.data.convert import PARTIAL, Job, PrepareOptions, clean, finished, settings_of
 from tokencodes.data.dataset import FORMAT, VERSION, Dataset, fingerprint
 from tokencodes.data.encode import Engine
 from tokencodes.data.inputs import Input, find_inputs
@@ -55,7 +56,9 @@ def start(
     inputs: list[str], tokenizer: TokenizerFile, out: Path, options: PrepareOptions, means: Means, say: Say
 ) -> Dataset | None:
     """As `prepare`; None where the work was handed to a cluster that goes on without us."""
-    found = find_inputs(inputs)
+    found = find_inputs(inputs, out)
+    if means.cluster and means.engine == "local":
+        raise InputError(f"--cluster {means.cluster[0]!r}: only engine slurm or ray takes it; give --engine")
     if not 0 <= options.validation < 1:
         raise InputError(f"validation share {options.validation}: it must be in 0 ... 1, and below 1")
     require_ours(out)
@@ -77,9 +80,9 @@ def start(
             submit_to_slurm(jobs, out.resolve() / "tokenizer.json", means.tokenizer_engine, means.workers, means.cluster)
             return None
         _convert(todo, tokenizer, means, meter)
+        seal(jobs, tokenizer, out)
         if todo:
             say(meter.line())
-        seal(jobs, tokenizer, out)
     return Dataset(out)
 
 
@@ -97,15 +100,14 @@ def _convert(jobs: list[Job], tokenizer: TokenizerFile, means: Means, meter: Met
 
 
 def require_ours(out: Path) -> None:
-    """InputError if a folder has something in it, and no mark of a dataset's."""
-    if out.is_dir() and any(out.iterdir()) and not (out / LOCK).is_file():
+    """InputError if a folder has something in it that no preparation began.
+
+    A dataset's folder has its lock and its tokenizer from the beginning. A run's or a study's has a lock too, and no such file.
+    """
+    there = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    begun = {name for name in there if name == LOCK or name.startswith((PARTIAL, "tokenizer-"))}
+    if there - begun and not {LOCK, "tokenizer.json"} <= there:
         raise InputError(f"{out}: neither empty nor a dataset's folder, and nothing in it is touched; choose another --out")
-
-
-def mark_ours(out: Path) -> None:
-    """Makes a folder a dataset's, so that something may be put into it before the text is."""
-    with only_one(out):
-        pass
 
 
 def make_jobs(inputs: list[Input], tokenizer: TokenizerFile, out: Path, options: PrepareOptions, means: Means) -> list[Job]:
@@ -139,14 +141,19 @@ def _both_sides(sources: list[dict[str, Any]], validation: float) -> None:
             counts[shard["split"]] += shard["documents"]
     for side, count in counts.items():
         if count == 0 and not (side == "validation" and validation == 0):
+            left_out = Counter[str]()
+            for source in sources:
+                left_out.update(source["counts"]["dropped"])
+            told = "".join(f"; {number:,} left out: {kind}" for kind, number in left_out.items())
             raise InputError(
-                f"no document fell on the {side} side (of {sum(counts.values()):,}, validation share {validation:g}); "
+                f"no document fell on the {side} side (of {sum(counts.values()):,}, validation share {validation:g}{told}); "
                 "give more documents, or change the validation share or the split seed"
             )
 
 
 def _same_or_error(out: Path, inputs: list[Input], options: PrepareOptions, tokenizer: TokenizerFile) -> Dataset:
     dataset = Dataset(out)
+    _ = dataset.tokenizer
     for key, value in settings_of(options, tokenizer).items():
         if dataset.manifest.get(key) != value:
             raise InputError(

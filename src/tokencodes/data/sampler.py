@@ -48,6 +48,11 @@ class Sampler(ABC):
     def __init__(self, context: int) -> None:
         self.context = context
 
+    @property
+    def targets_per_window(self) -> float:
+        """How many targets a window has, on average."""
+        return float(self.context)
+
     @abstractmethod
     def draw(self, indices: Ints) -> Windows:
         """The windows of these indices, each 0 <= i < 2^63."""
@@ -160,6 +165,11 @@ class PackedSampler(Sampler):
     def windows_per_epoch(self) -> int:
         """How many windows there are."""
         return int(self._sizes.sum())
+
+    @property
+    def targets_per_window(self) -> float:
+        """Fewer than T, because the last window of a document is short."""
+        return sum(int(shard.lengths.sum()) - len(shard.lengths) for shard in self._shards) / self.windows_per_epoch
 
     def _windows_of(self, shard: Shard) -> Ints:
         return -(-(shard.lengths - 1) // self.context)

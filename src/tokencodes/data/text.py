@@ -74,7 +74,7 @@ def read_rows(path: Path, columns: Columns, position: Position) -> Iterator[Docu
         yield from _parquet(path, columns, position)
     elif path.name.endswith(".txt"):
         decoded = _decode(path.read_bytes(), str(path))
-        yield decoded if isinstance(decoded, Refusal) else Document(*decoded[:1], path.stem, None, decoded[1])
+        yield decoded if isinstance(decoded, Refusal) else Document(decoded[0], printable(path.stem), None, decoded[1])
         position.at = path.stat().st_size
     elif not path.name.endswith(LINES):
         raise InputError(f"{path}: holds no text; it must end in {', '.join(SUFFIXES)}")
@@ -128,6 +128,11 @@ def _document(row: Any, place: str, columns: Columns, notes: tuple[str, ...] = (
             kind, f'{place}: no "{columns.text}" that is a string ({kind}); mend or remove it, or name another text column'
         )
     id, source = _pick(row, columns.id), _pick(row, columns.source) if columns.source else None
+    for part, dotted, value in (("id", columns.id, id), ("source", columns.source, source)):
+        if isinstance(value, dict | list):
+            return Refusal(
+                f"odd {part}", f"{place}: {dotted!r} holds no single {part} but {type(value).__name__}; name what is in it"
+            )
     parts = {"text": text, "id": _name(id), "source": _name(source)}
     for part, value in parts.items():
         lone = _lone_surrogate(value) if value else None
@@ -136,6 +141,11 @@ def _document(row: Any, place: str, columns: Columns, notes: tuple[str, ...] = (
                 "lone surrogate", f"{place}: a lone surrogate at character {lone} of the {part}; mend or remove the line"
             )
     return Document(text, parts["id"], parts["source"], notes)
+
+
+def printable(name: str) -> str:
+    """A file's name as text; what is not UTF-8 in it is replaced."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _name(value: Any) -> str | None:
@@ -165,6 +175,9 @@ def _parquet(path: Path, columns: Columns, position: Position) -> Iterator[Docum
             names = file.schema_arrow.names
             if columns.text.split(".")[0] not in names:
                 raise InputError(f"{path}: no column {columns.text!r} among {', '.join(names)}; name the text column")
+            for dotted in (columns.source, columns.id if columns.id != Columns.id else None):
+                if dotted and dotted.split(".")[0] not in names:
+                    raise InputError(f"{path}: no column {dotted!r} among {', '.join(names)}; name one that is there")
             row, rows = 0, file.metadata.num_rows
             for batch in file.iter_batches(PARQUET_ROWS, columns=[name for name in names if name in wanted]):
                 for record in _records(batch, columns.text):

@@ -21,6 +21,13 @@ def index_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.index")
 
 
+def tokens_of(path: Path) -> int:
+    """How many tokens its index says that it has; 0 if there is none, which reading it will complain of."""
+    index = index_of(path)
+    ends = np.fromfile(index, dtype="<u8") if index.is_file() else np.zeros(0)
+    return int(ends[-1]) if len(ends) else 0
+
+
 def read_tokenized(path: Path, vocab_size: int, batch_tokens: int) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
     """Batches of whole documents: their ids end to end, uint32, and how many each has. InputError names what is wrong."""
     index = index_of(path)

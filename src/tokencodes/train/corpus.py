@@ -12,7 +12,7 @@ from tokencodes.data.convert import PrepareOptions
 from tokencodes.data.dataset import Corpus, Dataset
 from tokencodes.data.inputs import find_inputs
 from tokencodes.data.mixture import Mixture
-from tokencodes.data.prepare import Means, Say, mark_ours, require_ours, start
+from tokencodes.data.prepare import Means, Say, require_ours, start
 from tokencodes.data.split import split_of
 from tokencodes.data.text import Columns, read_documents
 from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
@@ -74,8 +74,6 @@ def prepare_inputs(config: DataConfig, folder: Path, out: Path, means: Means, sa
                 "name its file (--tokenizer FILE, or --set data.tokenizer=FILE)"
             )
         require_ours(out)
-        if folder == out:
-            mark_ours(out)
         tokenizer = folder / f"tokenizer-{_tokenizer_key(inputs, config)}.json"
         if not tokenizer.is_file():
             say(f"training a tokenizer of {config.vocab_size:,} entries on the training documents")

@@ -35,6 +35,8 @@ def read_ledger(run: Path, update: int) -> list[Entry]:
     config = read_run(run / "config.toml")
     if update < 1:
         raise InputError(f"update {update}: updates count from 1, as in metrics.jsonl")
+    if update * config.batch.windows_per_update >= 1 << 63:
+        raise InputError(f"update {update}: its windows would count beyond 2^63")
     corpus = _corpus(run, config)
     batch = config.batch
     sampler = build_sampler(corpus, batch.sampling, config.model.context, config.seed, batch.streams, batch.windows_per_visit)

@@ -138,7 +138,13 @@ class Trainer:
 
     def run(self) -> bool:
         """Trains until the budget or a stop; True if the budget was reached. Every stop leaves a checkpoint."""
-        config, updates = self.config, self.config.updates
+        config, each = self.config, self.sampler.targets_per_window
+        updates = math.ceil(config.budget.targets / (config.batch.windows_per_update * each))
+        if updates != config.updates and self.state.update == 0:
+            self.observer.say(
+                f"{config.arm} seed {config.seed}: {each:.0f} of {config.model.context} targets a window on average, so the "
+                f"budget takes about {updates:,} updates; the schedule is of {config.optimizer.schedule_updates:,}"
+            )
         metrics = MetricsFile(self.out / "metrics.jsonl", self.state.update)
         self.observer.begin(f"{config.arm} seed {config.seed}", self.state.update, updates)
         if self.state.update:
