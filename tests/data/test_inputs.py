@@ -34,7 +34,7 @@ def test_inputs_of_one_name_take_their_folders_into_it(tmp_path):
         write_lines(tmp_path / name, ROWS)
     assert names(tmp_path) == ["x-part-0", "other", "y-part-0"]
     write_lines(tmp_path / "x" / "part-0.jsonl.gz", ROWS)
-    assert names(tmp_path) == ["x-part-0-jsonl", "x-part-0-jsonl-gz", "other", "y-part-0"]
+    assert names(tmp_path) == ["part-0-jsonl", "part-0-jsonl-gz", "other", "part-0"]
 
 
 def test_names_with_dots_stay_apart(tmp_path):
