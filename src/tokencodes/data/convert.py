@@ -29,7 +29,7 @@ from tokencodes.files import LOCK, fsync, only_one, read_json, write_json
 
 BATCH_DOCUMENTS = 4096
 EMPTY, SHORT, SPECIAL = "empty text", "too short", "special token in the text"
-NO_ID = "no id, so split by the text"
+NO_ID, NO_SOURCE = "no id, so split by the text", "no source where one was named"
 NOTED = {"\r\n": "CRLF line ends", "\0": "NUL byte"}  # kept as they are, and counted
 PARTIAL = ".tmp-"
 
@@ -250,6 +250,8 @@ class _Conversion:
             self.counts.noted.update(document.notes)
             if document.id is None:
                 self.counts.noted[NO_ID] += 1
+            if document.source is None and self._options.columns.source is not None:
+                self.counts.noted[NO_SOURCE] += 1
             self.counts.noted.update(kind for sign, kind in NOTED.items() if sign in document.text)
         special = np.flatnonzero(self._special[ids])
         if len(special):
