@@ -15,7 +15,7 @@ from typing import Any
 
 from tokencodes.data.convert import Job, convert, finished
 from tokencodes.data.encode import Engine, engine_for
-from tokencodes.data.prepare import seal
+from tokencodes.data.seal import seal
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 from tokencodes.files import only_one

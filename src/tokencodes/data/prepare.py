@@ -4,21 +4,21 @@ A source's folder appears by one rename, the manifest is written last, and the s
 stopped. Workers, engine and batch size decide only how fast it goes: the bytes come out the same.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tokencodes.data.convert import PARTIAL, Job, PrepareOptions, clean, finished, settings_of
-from tokencodes.data.dataset import FORMAT, VERSION, Dataset, fingerprint
+from tokencodes.data.dataset import Dataset
 from tokencodes.data.encode import Engine
 from tokencodes.data.inputs import Input, find_inputs
 from tokencodes.data.meter import Meter
+from tokencodes.data.seal import seal
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.workers import run_jobs
 from tokencodes.errors import InputError
-from tokencodes.files import LOCK, only_one, write_bytes, write_json
+from tokencodes.files import LOCK, only_one, write_bytes
 
 Say = Callable[[str], None]
 
@@ -117,38 +117,6 @@ def make_jobs(inputs: list[Input], tokenizer: TokenizerFile, out: Path, options:
     if means.engine != "local":  # other machines have other working directories
         inputs, out = [one.resolved() for one in inputs], out.resolve()
     return [Job(one, out, options, means.batch_bytes) for one in inputs]
-
-
-def seal(jobs: list[Job], tokenizer: TokenizerFile, out: Path) -> None:
-    """Writes the manifest of a dataset whose inputs are all converted."""
-    sources = []
-    for job in jobs:
-        entry = finished(job, tokenizer)
-        if entry is None:
-            raise InputError(f"{job.input.title}: not converted yet; repeat the command")
-        sources.append(entry)
-    options = jobs[0].options
-    _both_sides(sources, options.validation)
-    clean(out)
-    manifest = {"format": FORMAT, "version": VERSION, **settings_of(options, tokenizer), "sources": sources}
-    write_json(out / "manifest.json", {**manifest, "fingerprint": fingerprint(manifest)})
-
-
-def _both_sides(sources: list[dict[str, Any]], validation: float) -> None:
-    counts = dict.fromkeys(("train", "validation"), 0)
-    for source in sources:
-        for shard in source["shards"]:
-            counts[shard["split"]] += shard["documents"]
-    for side, count in counts.items():
-        if count == 0 and not (side == "validation" and validation == 0):
-            left_out = Counter[str]()
-            for source in sources:
-                left_out.update(source["counts"]["dropped"])
-            told = "".join(f"; {number:,} left out: {kind}" for kind, number in left_out.items())
-            raise InputError(
-                f"no document fell on the {side} side (of {sum(counts.values()):,}, validation share {validation:g}{told}); "
-                "give more documents, or change the validation share or the split seed"
-            )
 
 
 def _same_or_error(out: Path, inputs: list[Input], options: PrepareOptions, tokenizer: TokenizerFile) -> Dataset:
