@@ -29,7 +29,7 @@ def main() -> None:
         run = study.run("gf2", 1)
         trainer = Trainer(run, open_dataset(run.data, Path(folder), print), Path(folder) / "run", Silent())
         loader = Loader(trainer.shards, trainer.sampler, run.batch.windows_per_update, torch.from_numpy)
-        updates = [seconds(lambda: trainer._update(loader)) for _ in range(asked.updates)][2:]
+        updates = [seconds(lambda: trainer.step(loader)) for _ in range(asked.updates)][2:]
         loader.close()
         reads = [seconds(lambda: trainer.window_ids(update)) for update in range(1000, 1200)]  # noqa: B023
     update, read = statistics.median(updates), statistics.median(reads)

@@ -125,7 +125,7 @@ def _remove_old(folder: Path, final: Path, keep: int, stays: Callable[[int], boo
     """Leaves the newest `keep`, the one just written among them, and those that stay."""
     # A later one was passed over as damaged, or the run would have gone on from it: it must not push out a whole one.
     later = [path for path in checkpoints(folder) if path.name > final.name]
-    old_ones = [path for path in checkpoints(folder)[len(later) + keep :] if not stays(int(path.name.removeprefix("update-")))]
+    old_ones = [path for path in checkpoints(folder)[len(later) + keep :] if not stays(update_of(path))]
     for old in [*later, *old_ones]:
         gone = old.with_name(f".tmp-{old.name}")
         old.rename(gone)
@@ -159,6 +159,11 @@ def _room_for(tensors: dict[str, Any], folder: Path) -> None:
 def checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints of a run, newest first."""
     return sorted((path for path in folder.glob("update-*") if (path / "manifest.json").is_file()), reverse=True)
+
+
+def update_of(checkpoint: Path) -> int:
+    """The update after which it was written, by its name."""
+    return int(checkpoint.name.removeprefix("update-"))
 
 
 def damage(checkpoint: Path) -> str | None:

@@ -1,12 +1,18 @@
 """Commands that train and report: compare, train, report, params, config."""
 
+import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from tokencodes.cli.common import Json, Out, Preset, Sets, app, emit, observer, quiet, stopped
+from tokencodes.errors import CheckFailed, InputError
+
+if TYPE_CHECKING:
+    from tokencodes.train.config import RunConfig
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
 app.add_typer(config_app, name="config")
@@ -38,6 +44,9 @@ def train(
     out: Out,
     arm: Annotated[str | None, typer.Option(help="Arm of the preset; the baseline if not told.")] = None,
     seed: Annotated[int | None, typer.Option(help="Run seed; the preset's first if not told.")] = None,
+    replay: Annotated[
+        int | None, typer.Option(metavar="UPDATE", help="Compute one update again, and change nothing: exit 1 if it differs.")
+    ] = None,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -53,6 +62,9 @@ def train(
     run = study.run(arm or study.study.baseline, study.study.seeds[0] if seed is None else seed)
     watcher = observer(as_json)
     check_folder(out, run)
+    if replay is not None:
+        _replay(run, out, replay, as_json)
+        return
     with Stop().listen() as stop:
         result = train_run(run, open_dataset(run.data, out, watcher.say), out, watcher, stop)
     if result is None:
@@ -62,6 +74,25 @@ def train(
         f"held-out loss {result['held_out_loss']:.4f} nats a target, {result['bits_per_byte']:.4f} bits a byte; see {out}/model"
     )
     emit(as_json, {"done": True, "out": str(out), **result}, told)
+
+
+def _replay(run: "RunConfig", out: Path, update: int, as_json: bool) -> None:
+    from tokencodes.train.corpus import open_dataset
+    from tokencodes.train.replay import replay as compute_again
+
+    if not (out / "config.toml").is_file():
+        raise InputError(f"{out}: no run is here to replay an update of; name its folder by --out")
+    found = compute_again(run, open_dataset(run.data, out, observer(as_json).say), out, update)
+    same = {True: "the same, to the last bit", False: f"ANOTHER: {found.logged_loss!r}", None: "none"}[found.agrees]
+    told = (
+        f"update {found.update}, computed from the state after update {found.began_after}: loss {found.loss!r}, gradient norm "
+        f"{found.grad_norm!r}{'' if found.finite else ' (NOT FINITE)'}; in the log: {same}"
+    )
+    plain = {key: value if math.isfinite(value) else str(value) for key, value in found.grad_norm_parts.items()}
+    values = {**asdict(found), "grad_norm_parts": plain, "agrees": found.agrees}
+    emit(as_json, {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}, told)
+    if found.agrees is False:
+        raise CheckFailed(f"{out}: update {update} is not what was logged: {found.loss!r}, logged {found.logged_loss!r}")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from tokencodes.data.loader import Loader
 from tokencodes.data.mixture import build_sampler
 from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
 from tokencodes.errors import CheckFailed, InputError
+from tokencodes.files import write_json
 from tokencodes.init import initialise
 from tokencodes.loss import IGNORE, inputs_and_targets
 from tokencodes.train.build import body_sha256, build_model
@@ -63,6 +65,14 @@ class Stop:
                 signal.signal(number, handler)
 
 
+class NonFinite(CheckFailed):
+    """A loss or a gradient that is not finite, with what was computed."""
+
+    def __init__(self, message: str, loss: float, grad_norm: float, grad_norm_parts: dict[str, float]) -> None:
+        super().__init__(message)
+        self.loss, self.grad_norm, self.grad_norm_parts = loss, grad_norm, grad_norm_parts
+
+
 def check_folder(out: Path, run: RunConfig) -> None:
     """A folder belongs to one configuration for good; InputError if it holds another run, or something else."""
     saved = out / "config.toml"
@@ -74,7 +84,7 @@ def check_folder(out: Path, run: RunConfig) -> None:
         raise InputError(f"{out}: neither empty nor a run's folder (it holds {foreign(out)}); choose another --out")
 
 
-def _tensor(ids_NT1: np.ndarray) -> torch.Tensor:
+def as_tensor(ids_NT1: np.ndarray) -> torch.Tensor:
     """Ids as a tensor, where there is a GPU in memory that it can fetch from by itself."""
     ids = torch.from_numpy(ids_NT1)
     return ids.pin_memory() if torch.cuda.is_available() else ids
@@ -149,12 +159,12 @@ class Trainer:
         self.observer.begin(f"{config.arm} seed {config.seed}", self.state.update, updates)
         if self.state.update:
             self.observer.say(f"{config.arm} seed {config.seed}: going on after update {self.state.update}")
-        loader = Loader(self.shards, self.sampler, config.batch.windows_per_update, _tensor)
+        loader = Loader(self.shards, self.sampler, config.batch.windows_per_update, as_tensor)
         try:
             if self.state.update == 0:
                 self._measure(metrics)
             while self.state.targets < config.budget.targets and not self.stop.asked:
-                record = self._update(loader)
+                record = self.step(loader)
                 metrics.write(record)
                 self.observer.record(record)
                 if log_spaced(record.update):
@@ -170,7 +180,7 @@ class Trainer:
             self.observer.end()
         return self.state.targets >= config.budget.targets
 
-    def _update(self, loader: Loader[torch.Tensor]) -> StepRecord:
+    def step(self, loader: Loader[torch.Tensor]) -> StepRecord:
         """One update: forward and backward of every microbatch, clip, step. Nothing non-finite reaches the weights."""
         config, began = self.config, time.perf_counter()
         windows = loader[self.state.update]
@@ -186,13 +196,7 @@ class Trainer:
         torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), config.optimizer.clip, total)
         norm = float(total)
         if not math.isfinite(loss) or not math.isfinite(norm):
-            size = config.batch.windows_per_update
-            first = self.state.update * size
-            raise CheckFailed(
-                f"{self.out}: loss {loss} and gradient norm {norm} in update {self.state.update + 1} (windows {first} to "
-                f"{first + size - 1}); they never reached the weights. Lower optimizer.peak_lr, or look "
-                "at these windows"
-            )
+            self._refuse(loss, norm_of)
         lr = learning_rate(self.state.update, config.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -210,6 +214,30 @@ class Trainer:
         self.last_ids = ids
         return StepRecord(self.state.update, self.state.targets, loss, lr, norm, seconds, part_norms(norm_of))
 
+    def _refuse(self, loss: float, norm_of: dict[str, torch.Tensor]) -> NoReturn:
+        """Stops at an update that must not reach the weights, and leaves what there is to look at."""
+        update, size = self.state.update + 1, self.config.batch.windows_per_update
+        parts = part_norms(norm_of)
+        norm = math.sqrt(sum(value**2 for value in parts.values()))
+        wrong = [name for name, value in norm_of.items() if not math.isfinite(value)]
+        first, last = (update - 1) * size, update * size - 1
+        told = {
+            "update": update,
+            "loss": str(loss),  # as text: JSON has no word for what is not finite
+            "grad_norm_parts": {part: str(value) for part, value in parts.items()},
+            "windows": [first, last],
+            "parameters_without_a_finite_gradient": wrong,
+        }
+        write_json(self.out / "nonfinite.json", told)
+        raise NonFinite(
+            f"{self.out}: loss {loss} and gradient norm {norm} in update {update} (windows {first} to "
+            f"{last}); they never reached the weights. See nonfinite.json there; the same command with "
+            f"--replay {update} computes it again, `tokencodes ledger` names its documents; or lower optimizer.peak_lr",
+            loss,
+            norm,
+            parts,
+        )
+
     def held_out_loss(self) -> float:
         """Held-out loss of the weights as they are, computed once for each update."""
         if self._measured is None or self._measured[0] != self.state.update:
@@ -226,6 +254,11 @@ class Trainer:
 
     def _measure(self, metrics: MetricsFile) -> None:
         record = HeldOutRecord(self.state.update, self.state.targets, self.held_out_loss())
+        if not math.isfinite(record.loss):
+            raise CheckFailed(
+                f"{self.out}: held-out loss {record.loss} after update {record.update}, whose own loss was finite; the weights "
+                "have gone too far. Lower optimizer.peak_lr, or go on from an earlier checkpoint"
+            )
         metrics.write(record)
         self.observer.record(record)
 

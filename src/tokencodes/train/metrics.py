@@ -42,8 +42,8 @@ class ScalesRecord:
     """At log-spaced updates: what is too much to look at each time."""
 
     update: int
-    update_ratios: dict[str, float]  # ‖change‖ / ‖weights‖ of input, body and head
-    hidden_scales: list[float]  # root mean square of the residual stream, at the input and after each block
+    update_ratios: dict[str, float | None]  # ‖change‖ / ‖weights‖ of input, body and head
+    hidden_scales: list[float | None]  # root mean square of the residual stream, at the input and after each block
     kind: str = "scales"
 
 

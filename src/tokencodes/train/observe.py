@@ -34,7 +34,7 @@ def part_norms(norm_of: dict[str, Tensor]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def update_ratios(model: TokenCodeForCausalLM, optimizer: torch.optim.AdamW, lr: float) -> dict[str, float]:
+def update_ratios(model: TokenCodeForCausalLM, optimizer: torch.optim.AdamW, lr: float) -> dict[str, float | None]:
     """‖change‖ / ‖weights‖ of each part by the update just done, from AdamW's own state: lr · (m̂ / (sqrt(v̂) + eps) + decay).
 
     Weights are those after the update, so that no copy of those before is needed.
@@ -50,19 +50,27 @@ def update_ratios(model: TokenCodeForCausalLM, optimizer: torch.optim.AdamW, lr:
             scale = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
             direction = (state["exp_avg"] / (1 - beta1**step)).div_(scale).add_(parameter, alpha=group["weight_decay"])
             part = part_of(names[id(parameter)])
-            change[part] += (lr * float(direction.norm())) ** 2
-            weight[part] += float(parameter.norm()) ** 2
-    return {part: math.sqrt(change[part] / weight[part]) for part in PARTS if weight[part]}
+            change[part] += (lr * float(torch.linalg.vector_norm(direction, dtype=torch.float64))) ** 2
+            weight[part] += float(torch.linalg.vector_norm(parameter, dtype=torch.float64)) ** 2
+    return {part: _or_none(math.sqrt(change[part] / weight[part])) for part in PARTS if weight[part]}
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 @torch.no_grad()
-def hidden_scales(model: TokenCodeForCausalLM, ids_BT: Tensor) -> list[float]:
-    """Root mean square of the residual stream over `ids_BT`: as the interface gives it, then after each block; L + 1 values."""
-    found: list[float] = []
+def hidden_scales(model: TokenCodeForCausalLM, ids_BT: Tensor) -> list[float | None]:
+    """Root mean square of the residual stream over `ids_BT`: as the interface gives it, then after each block; L + 1 values.
+
+    None stands for what is not finite, here and in `update_ratios`.
+    """
+    found: list[float | None] = []
 
     def note(module: torch.nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
-        found.append(float(hidden.float().square().mean().sqrt()))
+        scale = float(hidden.float().square().mean().sqrt())
+        found.append(_or_none(scale))
 
     watched = [model.model.embed_tokens, *model.model.layers]
     hooks = [module.register_forward_hook(note) for module in watched]

@@ -1,0 +1,73 @@
+"""One update computed again: from the newest checkpoint before it, without touching the run.
+
+A run is a pure function of its configuration and dataset, so an update that a log shows, or that stopped a run because it was
+not finite, can be had again and looked at. Bitwise in float32 on one machine and thread count.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokencodes import checkpoint
+from tokencodes.data.dataset import Corpus
+from tokencodes.data.loader import Loader
+from tokencodes.errors import CheckFailed, InputError
+from tokencodes.files import read_json_lines
+from tokencodes.train.config import RunConfig
+from tokencodes.train.loop import NonFinite, Trainer, as_tensor
+from tokencodes.train.metrics import Silent, StepRecord
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """An update again. Losses in nats a target; `logged` is what metrics.jsonl has of it, None if it never got there."""
+
+    update: int
+    began_after: int  # the update of the checkpoint that it was computed from; 0: from the initial weights
+    loss: float
+    grad_norm: float
+    grad_norm_parts: dict[str, float]
+    finite: bool
+    logged_loss: float | None
+    logged_grad_norm: float | None
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether it is what was logged, to the last bit; None where nothing was."""
+        if self.logged_loss is None:
+            return None
+        return (self.loss, self.grad_norm) == (self.logged_loss, self.logged_grad_norm)
+
+
+def replay(run: RunConfig, corpus: Corpus, out: Path, update: int) -> Replayed:
+    """Update 1, 2, ... of the run in `out`, again. InputError: no such update can be reached from what is there."""
+    if not 1 <= update <= 1 << 40:
+        raise InputError(f"update {update}: updates count from 1, as in metrics.jsonl")
+    places = [path for path in checkpoint.checkpoints(out / "checkpoints") if checkpoint.update_of(path) < update]
+    with tempfile.TemporaryDirectory() as aside:
+        trainer = Trainer(run, corpus, Path(aside) / "run", Silent())
+        if places:
+            problem = checkpoint.damage(places[0])
+            if problem:
+                raise InputError(f"{problem}; remove that checkpoint to replay from the one before it")
+            trainer.state = checkpoint.restore(places[0], trainer.model, trainer.optimizer)
+        began = trainer.state.update
+        loader = Loader(trainer.shards, trainer.sampler, run.batch.windows_per_update, as_tensor)
+        try:
+            while trainer.state.update < update - 1:
+                trainer.step(loader)
+            record: StepRecord | None = None
+            try:
+                record = trainer.step(loader)
+                loss, norm, parts = record.loss, record.grad_norm, record.grad_norm_parts
+            except NonFinite as found:
+                loss, norm, parts = found.loss, found.grad_norm, found.grad_norm_parts
+        except NonFinite as found:
+            raise CheckFailed(
+                f"update {trainer.state.update + 1} is not finite, so update {update} is never reached"
+            ) from found
+        finally:
+            loader.close()
+    lines = [line for line in read_json_lines(out / "metrics.jsonl") if (line["kind"], line["update"]) == ("update", update)]
+    logged = lines[-1] if lines else {}
+    return Replayed(update, began, loss, norm, parts, record is not None, logged.get("loss"), logged.get("grad_norm"))
