@@ -4,6 +4,7 @@ python tests/fsdp_two_ranks.py FOLDER
 """
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -62,7 +63,9 @@ def rank_main(rank: int, folder: str) -> None:
         told[spec] = losses
     if rank == 0:
         Path(folder, "two.json").write_text(json.dumps(told))
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may outlive the group, and then abort the interpreter as it ends
 
 
 def main(folder: str) -> None:
