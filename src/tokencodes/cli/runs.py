@@ -77,12 +77,12 @@ def train(
 
 
 def _replay(run: "RunConfig", out: Path, update: int, as_json: bool) -> None:
-    from tokencodes.train.corpus import open_dataset
+    from tokencodes.train.ledger import corpus_of
     from tokencodes.train.replay import replay as compute_again
 
     if not (out / "config.toml").is_file():
         raise InputError(f"{out}: no run is here to replay an update of; name its folder by --out")
-    found = compute_again(run, open_dataset(run.data, out, observer(as_json).say), out, update)
+    found = compute_again(run, corpus_of(out, run), out, update)
     same = {True: "the same, to the last bit", False: f"ANOTHER: {found.logged_loss!r}", None: "none"}[found.agrees]
     told = (
         f"update {found.update}, computed from the state after update {found.began_after}: loss {found.loss!r}, gradient norm "

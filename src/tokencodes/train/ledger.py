@@ -37,7 +37,7 @@ def read_ledger(run: Path, update: int) -> list[Entry]:
         raise InputError(f"update {update}: updates count from 1, as in metrics.jsonl")
     if update * config.batch.windows_per_update >= 1 << 63:
         raise InputError(f"update {update}: its windows would count beyond 2^63")
-    corpus = _corpus(run, config)
+    corpus = corpus_of(run, config)
     batch = config.batch
     sampler = build_sampler(corpus, batch.sampling, config.model.context, config.seed, batch.streams, batch.windows_per_visit)
     indices = rank_indices(update - 1, batch.windows_per_update)
@@ -58,8 +58,11 @@ def read_ledger(run: Path, update: int) -> list[Entry]:
     return entries
 
 
-def _corpus(run: Path, config: RunConfig) -> Corpus:
-    """The text of a run: the one that it names, or the one that was prepared beside it or beside its study."""
+def corpus_of(run: Path, config: RunConfig) -> Corpus:
+    """The text of a run that has begun: the one that it names, or the one that was prepared in it or in its study.
+
+    InputError: it is not there, or it is not what the run was trained on.
+    """
     data = config.data
     if data.mixture:
         corpus: Corpus = Mixture([Dataset(Path(part.dataset)) for part in data.mixture], [part.weight for part in data.mixture])
