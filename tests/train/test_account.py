@@ -1,9 +1,15 @@
 """The paper's counts, exactly, without allocating a weight."""
 
+import json
+
 import pytest
+import torch
 
 from tests.conftest import fresh_model, tiny_study
-from tokencodes.train.account import account
+from tokencodes.cli import run as command
+from tokencodes.init import initialise
+from tokencodes.train.account import account, account_run
+from tokencodes.train.activations import saved_bytes
 from tokencodes.train.settings import read_study
 
 PAPER = {
@@ -39,3 +45,27 @@ def test_flops_follow_the_written_formula():
     facts = account(study)["binary"]
     matrices = 2 * (4 * 36 * 36 + 3 * 36 * 48) + 320 * 36
     assert facts["flops_per_target"] == pytest.approx(6 * matrices + 6 * 2 * 36 * 17)
+
+
+@pytest.mark.parametrize("preset", ["quickstart", "nano"])
+def test_activation_memory_is_what_a_real_forward_pass_keeps(preset):
+    run = read_study(preset, [])[0].run("binary", 1)
+    model = fresh_model(run)
+    initialise(model, 1)
+    ids = torch.zeros((run.batch.microbatch_windows, run.model.context), dtype=torch.long)
+    real = saved_bytes(model, lambda: model.loss(ids, ids, num_targets=1))
+    counted = account_run(run)
+    assert real == pytest.approx(counted.activation_bytes, rel=0.03)
+    assert counted.activation_bytes_recomputed < 0.6 * counted.activation_bytes
+
+
+def test_a_dry_run_of_the_papers_recipe_says_what_it_would_take_and_leaves_nothing(tmp_path, capsys):
+    arguments = ["train", "paper", "--arm", "learned", "--out", str(tmp_path / "run"), "--dry-run", "--peak", "400"]
+    assert command([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["total_parameters"], told["updates"], told["targets"]) == (1_812_039_680, 381_470, 381_470 * 262_144)
+    assert told["hours_at_peak"] == pytest.approx(10_871_930_880 * 381_470 * 262_144 / 4e14 / 3600)
+    assert told["memory_bytes"] == 16 * 1_812_039_680 + told["activation_bytes"]
+    assert command(arguments) == 0
+    assert "time at 400 TFLOP/s" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()

@@ -47,6 +47,10 @@ def train(
     replay: Annotated[
         int | None, typer.Option(metavar="UPDATE", help="Compute one update again, and change nothing: exit 1 if it differs.")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would take, and train nothing.")] = False,
+    peak: Annotated[
+        float | None, typer.Option(metavar="TFLOPS", min=1e-6, help="With --dry-run: the rate at which to tell the time.")
+    ] = None,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -60,6 +64,9 @@ def train(
 
     study, _ = read_study(preset, sets or [])
     run = study.run(arm or study.study.baseline, study.study.seeds[0] if seed is None else seed)
+    if dry_run:
+        _dry_run(run, peak, as_json)
+        return
     watcher = observer(as_json)
     check_folder(out, run)
     if replay is not None:
@@ -74,6 +81,28 @@ def train(
         f"held-out loss {result['held_out_loss']:.4f} nats a target, {result['bits_per_byte']:.4f} bits a byte; see {out}/model"
     )
     emit(as_json, {"done": True, "out": str(out), **result}, told)
+
+
+def _dry_run(run: "RunConfig", peak: float | None, as_json: bool) -> None:
+    from tokencodes.train.account import account_run
+
+    facts = account_run(run)
+    hours = facts.flops / (peak * 1e12) / 3600 if peak else None
+    memory = facts.state_bytes + facts.activation_bytes
+    rows: dict[str, str] = {
+        "parameters": f"{facts.total_parameters:,} ({facts.input_parameters:,} of the input)",
+        "memory of one process, float32": f"{memory / 1e9:,.2f} GB: state {facts.state_bytes / 1e9:,.2f}, activations of a "
+        f"microbatch {facts.activation_bytes / 1e9:,.2f} (were blocks recomputed: {facts.activation_bytes_recomputed / 1e9:,.2f})",
+        "updates": f"{facts.updates:,}, each of {run.batch.windows_per_update:,} windows, {run.targets_per_update:,} targets",
+        "targets": f"{facts.targets:,}",
+        "FLOPs": f"{facts.flops:.3e}, {facts.flops_per_target:,} a target",
+    }
+    if hours is not None:
+        rows[f"time at {peak:g} TFLOP/s"] = f"{hours:,.1f} hours"
+    table = Table("", "", title=f"{run.arm}, seed {run.seed}: nothing is trained")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    emit(as_json, {**asdict(facts), "memory_bytes": memory, "flops": facts.flops, "hours_at_peak": hours}, table)
 
 
 def _replay(run: "RunConfig", out: Path, update: int, as_json: bool) -> None:

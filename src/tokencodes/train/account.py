@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tokencodes.codes import InterfaceSpec
+from tokencodes.train.activations import activation_bytes
 from tokencodes.train.build import build_model
 from tokencodes.train.config import RunConfig, StudyConfig
 from tokencodes.train.interface import settle
@@ -32,11 +33,23 @@ class Account:
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+    activation_bytes: int  # of one microbatch; see `activations`
+    activation_bytes_recomputed: int  # the same if every block were recomputed in the backward pass
     flops_per_target: int
     updates: int
     targets: int
     rank: int | None
     squared_norm_mean: float | None
+
+    @property
+    def state_bytes(self) -> int:
+        """What stays in memory from update to update: weights, gradients, optimizer, buffers."""
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
+
+    @property
+    def flops(self) -> int:
+        """Of the whole run."""
+        return self.flops_per_target * self.targets
 
 
 def account_run(run: RunConfig) -> Account:
@@ -48,6 +61,7 @@ def account_run(run: RunConfig) -> Account:
     with torch.device("meta"):
         model = build_model(run, settled, given)
     facts = model.input_interface.describe()
+    kept, recomputed = activation_bytes(run, settled, given)
     head = model.lm_head.weight.numel()
     total = sum(parameter.numel() for parameter in model.parameters())
     body = sum(p.numel() for layer in (*model.model.layers, model.model.norm) for p in layer.parameters())
@@ -66,6 +80,8 @@ def account_run(run: RunConfig) -> Account:
         weight_bytes=FLOAT32 * total,
         gradient_bytes=FLOAT32 * total,
         optimizer_bytes=2 * FLOAT32 * total,
+        activation_bytes=kept,
+        activation_bytes_recomputed=recomputed,
         flops_per_target=6 * matrices + attention,
         updates=run.updates,
         targets=run.updates * run.targets_per_update,
