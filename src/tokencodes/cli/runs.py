@@ -89,10 +89,13 @@ def _dry_run(run: "RunConfig", peak: float | None, as_json: bool) -> None:
     facts = account_run(run)
     hours = facts.flops / (peak * 1e12) / 3600 if peak else None
     memory = facts.state_bytes + facts.activation_bytes
+    state, kept, fewer = (
+        f"{count / 1e9:,.2f}" for count in (facts.state_bytes, facts.activation_bytes, facts.activation_bytes_recomputed)
+    )
     rows: dict[str, str] = {
         "parameters": f"{facts.total_parameters:,} ({facts.input_parameters:,} of the input)",
-        "memory of one process, float32": f"{memory / 1e9:,.2f} GB: state {facts.state_bytes / 1e9:,.2f}, activations of a "
-        f"microbatch {facts.activation_bytes / 1e9:,.2f} (were blocks recomputed: {facts.activation_bytes_recomputed / 1e9:,.2f})",
+        "memory of one process, float32": f"{memory / 1e9:,.2f} GB: state {state}, activations of a microbatch {kept} "
+        f"(were blocks recomputed: {fewer})",
         "updates": f"{facts.updates:,}, each of {run.batch.windows_per_update:,} windows, {run.targets_per_update:,} targets",
         "targets": f"{facts.targets:,}",
         "FLOPs": f"{facts.flops:.3e}, {facts.flops_per_target:,} a target",
