@@ -57,26 +57,57 @@ class Sampler(ABC):
     def draw(self, indices: Ints) -> Windows:
         """The windows of these indices, each 0 <= i < 2^63."""
 
-    def _nothing(self, shards: Sequence[Shard], least: int) -> InputError:
-        longest = max((shard.longest for shard in shards), default=0)
+
+class _OverShards(Sampler):
+    """What the samplers of one dataset share. `part` numbers the datasets of a mixture, and ends every counter."""
+
+    def __init__(self, shards: Sequence[Shard], context: int, seed: int, part: int) -> None:
+        super().__init__(context)
+        self._shards, self._seed, self._part = shards, seed, part
+
+    def _words(self, domain: str, *counter: Ints) -> NDArray[np.uint64]:
+        """Philox words uint64[N, 4] of key (seed, domain) and the counters (*counter, part, 0 ...)."""
+        counters = np.zeros((len(counter[0]), 4), dtype=np.uint64)
+        for place, values in enumerate(counter):
+            counters[:, place] = values
+        counters[:, len(counter)] = self._part
+        return philox.philox(philox.key(self._seed, domain), counters)
+
+    def _nothing(self, least: int) -> InputError:
+        longest = max((shard.longest for shard in self._shards), default=0)
         return InputError(
             f"no document long enough: a window takes {least:,} tokens, the longest document has {longest:,}; "
             "give longer documents or lower the context"
         )
 
 
-class PaperSampler(Sampler):
+class _InVisits(_OverShards):
+    """Those whose streams stay in a resident shard for a visit. Every window has T + 1 tokens."""
+
+    def __init__(
+        self, shards: Sequence[Shard], context: int, seed: int, streams: int, windows_per_visit: int, part: int = 0
+    ) -> None:
+        super().__init__(shards, context, seed, part)
+        self._streams, self._windows_per_visit = streams, windows_per_visit
+
+    def _visits(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Stream and visit of each window."""
+        return indices % self._streams, indices // self._streams // self._windows_per_visit
+
+    def _windows(self, shard: Ints, document: Ints, start: Ints) -> Windows:
+        return Windows(shard, document, start, np.full(len(shard), self.context + 1, dtype=np.int64))
+
+
+class PaperSampler(_InVisits):
     """A document uniformly, then a start uniformly, in the resident shard."""
 
     def __init__(
         self, shards: Sequence[Shard], context: int, seed: int, streams: int, windows_per_visit: int, part: int = 0
     ) -> None:
-        super().__init__(context)
-        self._shards, self._seed, self._part = shards, seed, part
-        self._streams, self._windows_per_visit = streams, windows_per_visit
+        super().__init__(shards, context, seed, streams, windows_per_visit, part)
         self._visited = np.array([i for i, shard in enumerate(shards) if shard.longest > context], dtype=np.int64)
         if not len(self._visited):
-            raise self._nothing(shards, context + 1)
+            raise self._nothing(context + 1)
         self._order = lru_cache(maxsize=1024)(self._shard_order)
         self._eligible = lru_cache(maxsize=RESIDENT)(self._find_eligible)
 
@@ -88,8 +119,8 @@ class PaperSampler(Sampler):
 
     def draw(self, indices: Ints) -> Windows:
         """See `Sampler`."""
-        words = _words(self._seed, "windows", indices, self._part)
-        streams, visits = indices % self._streams, indices // self._streams // self._windows_per_visit
+        words = self._words("windows", indices)
+        streams, visits = self._visits(indices)
         cycles, places = np.divmod(visits, len(self._visited))
         shard, document, start = (np.empty(len(indices), dtype=np.int64) for _ in range(3))
         for stream, cycle in set(zip(streams.tolist(), cycles.tolist(), strict=True)):
@@ -101,10 +132,10 @@ class PaperSampler(Sampler):
             starts = offsets[chosen + 1] - offsets[chosen] - self.context
             document[here] = chosen
             start[here] = philox.multiply_high(words[here, 1], starts.astype(np.uint64)).astype(np.int64)
-        return Windows(shard, document, start, np.full(len(indices), self.context + 1, dtype=np.int64))
+        return self._windows(shard, document, start)
 
 
-class TokenUniformSampler(Sampler):
+class TokenUniformSampler(_InVisits):
     """Every valid start of every document alike: long documents weigh by their starts, not one each.
 
     Streams and visits are as in `paper`; the shard of visit v of stream s is drawn in proportion to its valid starts, by word 0
@@ -114,12 +145,10 @@ class TokenUniformSampler(Sampler):
     def __init__(
         self, shards: Sequence[Shard], context: int, seed: int, streams: int, windows_per_visit: int, part: int = 0
     ) -> None:
-        super().__init__(context)
-        self._shards, self._seed, self._part = shards, seed, part
-        self._streams, self._windows_per_visit = streams, windows_per_visit
+        super().__init__(shards, context, seed, streams, windows_per_visit, part)
         self._ends = np.cumsum([int(self._starts_of(shard).sum()) for shard in shards], dtype=np.int64)
         if not len(shards) or not self._ends[-1]:
-            raise self._nothing(shards, context + 1)
+            raise self._nothing(context + 1)
         self._table = lru_cache(maxsize=RESIDENT)(lambda shard: np.cumsum(self._starts_of(shards[shard])))
 
     def _starts_of(self, shard: Shard) -> Ints:
@@ -127,22 +156,18 @@ class TokenUniformSampler(Sampler):
 
     def draw(self, indices: Ints) -> Windows:
         """See `Sampler`."""
-        streams, visits = indices % self._streams, indices // self._streams // self._windows_per_visit
-        visit_words = philox.philox(
-            philox.key(self._seed, "tvisits"),
-            np.stack([visits, streams, np.full_like(visits, self._part), np.zeros_like(visits)], axis=1).astype(np.uint64),
-        )[:, 0]
-        shard = np.searchsorted(
-            self._ends, philox.multiply_high(visit_words, int(self._ends[-1])).astype(np.int64), side="right"
-        )
-        words = _words(self._seed, "tstarts", indices, self._part)[:, 0]
+        streams, visits = self._visits(indices)
+        chosen = philox.multiply_high(self._words("tvisits", visits, streams)[:, 0], int(self._ends[-1])).astype(np.int64)
+        shard = np.searchsorted(self._ends, chosen, side="right")
+        words = self._words("tstarts", indices)[:, 0]
         document, start = np.empty_like(shard), np.empty_like(shard)
         for one, here in _groups(shard):
-            document[here], start[here] = _place(self._table(one), words[here])
-        return Windows(shard, document, start, np.full(len(indices), self.context + 1, dtype=np.int64))
+            ends = self._table(one)
+            document[here], start[here] = _position(ends, philox.multiply_high(words[here], int(ends[-1])).astype(np.int64))
+        return self._windows(shard, document, start)
 
 
-class PackedSampler(Sampler):
+class PackedSampler(_OverShards):
     """Every document cut at 0, T, 2T, ...; each window once an epoch, the last of a document short: every token that has one
     before it in its document is a target exactly once an epoch.
 
@@ -152,11 +177,10 @@ class PackedSampler(Sampler):
     """
 
     def __init__(self, shards: Sequence[Shard], context: int, seed: int, part: int = 0) -> None:
-        super().__init__(context)
-        self._shards, self._seed, self._part = shards, seed, part
+        super().__init__(shards, context, seed, part)
         self._sizes = np.array([int(self._windows_of(shard).sum()) for shard in shards], dtype=np.int64)
         if not self._sizes.sum():
-            raise self._nothing(shards, 2)
+            raise self._nothing(2)
         self._table = lru_cache(maxsize=RESIDENT)(lambda shard: np.cumsum(self._windows_of(shards[shard])))
         self._order = lru_cache(maxsize=64)(self._epoch_order)
         self._keys = lru_cache(maxsize=1024)(self._round_keys)
@@ -179,9 +203,8 @@ class PackedSampler(Sampler):
         return order, np.cumsum(self._sizes[order])
 
     def _round_keys(self, epoch: int, shard: int) -> list[tuple[int, int]]:
-        counter = np.array([[epoch, shard, self._part, 0]], dtype=np.uint64)
-        word = int(philox.philox(philox.key(self._seed, "packed"), counter)[0, 0])
-        return scatter.round_keys(int(self._sizes[shard]) + 1, word)
+        word = self._words("packed", np.array([epoch]), np.array([shard]))[0, 0]
+        return scatter.round_keys(int(self._sizes[shard]) + 1, int(word))
 
     def draw(self, indices: Ints) -> Windows:
         """See `Sampler`."""
@@ -206,13 +229,6 @@ class PackedSampler(Sampler):
         return Windows(shard, document, start, length)
 
 
-def _words(seed: int, domain: str, indices: Ints, part: int) -> NDArray[np.uint64]:
-    counters = np.zeros((len(indices), 4), dtype=np.uint64)
-    counters[:, 0] = indices.astype(np.uint64)
-    counters[:, 1] = part
-    return philox.philox(philox.key(seed, domain), counters)
-
-
 def _groups(values: Ints) -> list[tuple[int, Ints]]:
     """Each value with the places where it stands."""
     return [(int(value), np.flatnonzero(values == value)) for value in np.unique(values)]
@@ -222,7 +238,3 @@ def _position(ends: Ints, number: Ints) -> tuple[Ints, Ints]:
     """Of things counted through all documents: the document, and the number in it. `ends`: running totals."""
     document = np.searchsorted(ends, number, side="right")
     return document, number - np.where(document > 0, ends[document - 1], 0)
-
-
-def _place(ends: Ints, words: NDArray[np.uint64]) -> tuple[Ints, Ints]:
-    return _position(ends, philox.multiply_high(words, int(ends[-1])).astype(np.int64))
