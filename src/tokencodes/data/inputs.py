@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokencodes.data.text import SUFFIXES
+from tokencodes.data.text import SUFFIXES, printable
 from tokencodes.data.tokenized import TOKENIZED, index_of
 from tokencodes.errors import InputError
 
@@ -193,4 +193,4 @@ def _names(paths: list[Path]) -> list[str]:
 
 def _clean(name: str) -> str:
     """A name that every file system and every JSON reader takes."""
-    return re.sub(r"[^\w.-]", "_", name.encode("utf-8", "surrogateescape").decode("utf-8", "replace").strip("/")).lstrip(".")
+    return re.sub(r"[^\w.-]", "_", printable(name).strip("/")).lstrip(".")

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tokencodes.errors import InputError
+from tokencodes.files import write_text
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -43,9 +44,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
             "lower vocab_size or give more text"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".tmp-{out.name}")
-    partial.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    partial.replace(out)
+    write_text(out, tokenizer.to_str(pretty=True))
 
 
 class TokenizerFile:

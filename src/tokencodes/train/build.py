@@ -1,9 +1,12 @@
-"""The model of a run, and the hash that says that two runs began alike."""
+"""The model and the sampler of a run, and the hash that says that two runs began alike."""
 
 import hashlib
 
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
+from tokencodes.data.dataset import Corpus
+from tokencodes.data.mixture import build_sampler
+from tokencodes.data.sampler import Sampler
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 from tokencodes.train.config import RunConfig
 
@@ -29,3 +32,9 @@ def body_sha256(model: TokenCodeForCausalLM) -> str:
         if not name.startswith("model.embed_tokens."):
             digest.update(name.encode() + parameter.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def sampler_of(run: RunConfig, corpus: Corpus) -> Sampler:
+    """Which windows the run sees of this text."""
+    batch = run.batch
+    return build_sampler(corpus, batch.sampling, run.model.context, run.seed, batch.streams, batch.windows_per_visit)

@@ -48,12 +48,7 @@ def open_dataset(config: DataConfig, folder: Path, say: Say) -> Corpus:
         if config.inputs:
             say("data: prepared text is given, so data.inputs is not read")
         wanted = config.tokenizer_sha256 if config.tokenizer == "train" else TokenizerFile(Path(config.tokenizer)).sha256
-        corpus: Corpus
-        if config.dataset is not None:
-            corpus = Dataset(Path(config.dataset))
-        else:
-            parts = config.mixture
-            corpus = Mixture([Dataset(Path(part.dataset)) for part in parts], [part.weight for part in parts])
+        corpus = open_prepared(config)
         corpus.require(config.vocab_size, wanted)
         return corpus
     if not config.inputs:
@@ -61,6 +56,13 @@ def open_dataset(config: DataConfig, folder: Path, say: Say) -> Corpus:
     prepared = prepare_inputs(config, folder, folder / "data", Means(), say)
     assert prepared is not None  # by this machine alone
     return prepared
+
+
+def open_prepared(config: DataConfig) -> Corpus:
+    """The prepared folder that a recipe names, or the several."""
+    if config.dataset is not None:
+        return Dataset(Path(config.dataset))
+    return Mixture([Dataset(Path(part.dataset)) for part in config.mixture], [part.weight for part in config.mixture])
 
 
 def prepare_inputs(config: DataConfig, folder: Path, out: Path, means: Means, say: Say) -> Dataset | None:

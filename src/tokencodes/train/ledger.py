@@ -9,10 +9,11 @@ import pyarrow as pa
 from tokencodes import checkpoint
 from tokencodes.data.dataset import Corpus, Dataset
 from tokencodes.data.loader import rank_indices
-from tokencodes.data.mixture import Mixture, build_sampler
 from tokencodes.errors import InputError
 from tokencodes.files import read_json
+from tokencodes.train.build import sampler_of
 from tokencodes.train.config import RunConfig
+from tokencodes.train.corpus import open_prepared
 from tokencodes.train.settings import read_run
 
 
@@ -38,9 +39,8 @@ def read_ledger(run: Path, update: int) -> list[Entry]:
     if update * config.batch.windows_per_update >= 1 << 63:
         raise InputError(f"update {update}: its windows would count beyond 2^63")
     corpus = corpus_of(run, config)
-    batch = config.batch
-    sampler = build_sampler(corpus, batch.sampling, config.model.context, config.seed, batch.streams, batch.windows_per_visit)
-    indices = rank_indices(update - 1, batch.windows_per_update)
+    indices = rank_indices(update - 1, config.batch.windows_per_update)
+    sampler = sampler_of(config, corpus)
     windows, shards = sampler.draw(indices), corpus.shards("train")
     owner = [dataset for dataset in corpus.datasets for _ in dataset.shards("train")]
 
@@ -64,10 +64,8 @@ def corpus_of(run: Path, config: RunConfig) -> Corpus:
     InputError: it is not there, or it is not what the run was trained on.
     """
     data = config.data
-    if data.mixture:
-        corpus: Corpus = Mixture([Dataset(Path(part.dataset)) for part in data.mixture], [part.weight for part in data.mixture])
-    elif data.dataset is not None:
-        corpus = Dataset(Path(data.dataset))
+    if data.mixture or data.dataset is not None:
+        corpus = open_prepared(data)
     else:
         places = [folder / "data" for folder in (run, run.parent.parent) if (folder / "data" / "manifest.json").is_file()]
         if not places:

@@ -22,14 +22,13 @@ import torch
 from tokencodes import checkpoint
 from tokencodes.checkpoint import Stage, TrainState
 from tokencodes.data.dataset import Corpus
-from tokencodes.data.loader import Loader
-from tokencodes.data.mixture import build_sampler
+from tokencodes.data.loader import Loader, rank_indices
 from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.files import write_json
 from tokencodes.init import initialise
 from tokencodes.loss import IGNORE, inputs_and_targets
-from tokencodes.train.build import body_sha256, build_model
+from tokencodes.train.build import body_sha256, build_model, sampler_of
 from tokencodes.train.config import RunConfig, log_spaced
 from tokencodes.train.corpus import foreign
 from tokencodes.train.heldout import held_out_loss, window_loss
@@ -107,10 +106,7 @@ class Trainer:
         self.stop, self.on_stage = stop or Stop(), on_stage
         check_folder(out, run)
         self.shards = dataset.shards("train")
-        batch = run.batch
-        self.sampler = build_sampler(
-            dataset, batch.sampling, run.model.context, run.seed, batch.streams, batch.windows_per_visit
-        )
+        self.sampler = sampler_of(run, dataset)
         self.held_out: HeldOut = held_out_windows(dataset, run.model.context, run.heldout.windows)
         out.mkdir(parents=True, exist_ok=True)
         write_run(out / "config.toml", run)
@@ -143,8 +139,7 @@ class Trainer:
 
     def window_ids(self, update: int) -> np.ndarray:
         """The ids int64[G, T + 1] that update 0, 1, ... takes."""
-        size = self.config.batch.windows_per_update
-        return read_windows(self.shards, self.sampler, np.arange(update * size, (update + 1) * size, dtype=np.int64))
+        return read_windows(self.shards, self.sampler, rank_indices(update, self.config.batch.windows_per_update))
 
     def run(self) -> bool:
         """Trains until the budget or a stop; True if the budget was reached. Every stop leaves a checkpoint."""
@@ -196,7 +191,7 @@ class Trainer:
         torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), config.optimizer.clip, total)
         norm = float(total)
         if not math.isfinite(loss) or not math.isfinite(norm):
-            self._refuse(loss, norm_of)
+            self._refuse(loss, norm, norm_of)
         lr = learning_rate(self.state.update, config.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -214,11 +209,10 @@ class Trainer:
         self.last_ids = ids
         return StepRecord(self.state.update, self.state.targets, loss, lr, norm, seconds, part_norms(norm_of))
 
-    def _refuse(self, loss: float, norm_of: dict[str, torch.Tensor]) -> NoReturn:
+    def _refuse(self, loss: float, norm: float, norm_of: dict[str, torch.Tensor]) -> NoReturn:
         """Stops at an update that must not reach the weights, and leaves what there is to look at."""
         update, size = self.state.update + 1, self.config.batch.windows_per_update
         parts = part_norms(norm_of)
-        norm = math.sqrt(sum(value**2 for value in parts.values()))
         wrong = [name for name, value in norm_of.items() if not math.isfinite(value)]
         first, last = (update - 1) * size, update * size - 1
         told = {

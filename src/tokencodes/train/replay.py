@@ -54,20 +54,16 @@ def replay(run: RunConfig, corpus: Corpus, out: Path, update: int) -> Replayed:
         began = trainer.state.update
         loader = Loader(trainer.shards, trainer.sampler, run.batch.windows_per_update, as_tensor)
         try:
-            while trainer.state.update < update - 1:
-                trainer.step(loader)
-            record: StepRecord | None = None
-            try:
-                record = trainer.step(loader)
-                loss, norm, parts = record.loss, record.grad_norm, record.grad_norm_parts
-            except NonFinite as found:
-                loss, norm, parts = found.loss, found.grad_norm, found.grad_norm_parts
-        except NonFinite as found:
-            raise CheckFailed(
-                f"update {trainer.state.update + 1} is not finite, so update {update} is never reached"
-            ) from found
+            while trainer.state.update < update:
+                found: StepRecord | NonFinite = trainer.step(loader)
+        except NonFinite as error:
+            if trainer.state.update + 1 < update:
+                told = f"update {trainer.state.update + 1} is not finite, so update {update} is never reached"
+                raise CheckFailed(told) from error
+            found = error
         finally:
             loader.close()
     lines = [line for line in read_json_lines(out / "metrics.jsonl") if (line["kind"], line["update"]) == ("update", update)]
     logged = lines[-1] if lines else {}
-    return Replayed(update, began, loss, norm, parts, record is not None, logged.get("loss"), logged.get("grad_norm"))
+    computed = (found.loss, found.grad_norm, found.grad_norm_parts, isinstance(found, StepRecord))
+    return Replayed(update, began, *computed, logged.get("loss"), logged.get("grad_norm"))
