@@ -85,7 +85,7 @@ def prepare(
     if not 0 < batch_mb < 1 << 20:
         raise InputError(f"--batch-mb {batch_mb}: it must be a positive number of megabytes")
     say = observer(as_json).say
-    told = {
+    asked_for = {
         "validation": validation,
         "split_seed": split_seed,
         "text_column": text_column,
@@ -96,37 +96,28 @@ def prepare(
         "shard_tokens": shard_tokens,
         "on_error": on_error,
     }
-    asked = Asked(tuple(inputs), tokenizer_file, {key: value for key, value in told.items() if value is not None}, sets or [])
+    asked = Asked(
+        tuple(inputs), tokenizer_file, {key: value for key, value in asked_for.items() if value is not None}, sets or []
+    )
     means = Means(workers, tokenizer_engine, max(1, int(batch_mb * (1 << 20))), engine, tuple(cluster or ()))
     dataset = prepare_asked(asked, out, means, say)
     if dataset is None:
         emit(as_json, {"done": False, "out": str(out)}, f"Submitted. When the jobs are done, this seals it:\n  {again()}")
         return
-    emit(as_json, {"done": True, **_counts(dataset)}, _told(dataset))
+    tokens, counts = sum(shard.tokens for shard in dataset.own_shards), dataset.counts
+    told = {key: counts[key] for key in ("documents", "kept", "dropped", "noted")}
+    named = {"dataset": str(dataset.path), "fingerprint": dataset.fingerprint, "tokens": tokens}
+    emit(as_json, {"done": True, **named, **told}, _told(dataset, tokens))
 
 
-def _counts(dataset: "Dataset") -> dict[str, object]:
-    counts = [source["counts"] for source in dataset.manifest["sources"]]
-    return {
-        "dataset": str(dataset.path),
-        "fingerprint": dataset.fingerprint,
-        "documents": sum(one["documents"] for one in counts),
-        "kept": sum(one["kept"] for one in counts),
-        "tokens": sum(shard.tokens for shard in dataset.own_shards),
-        "dropped": {kind: sum(one["dropped"].get(kind, 0) for one in counts) for one in counts for kind in one["dropped"]},
-        "noted": {kind: sum(one["noted"].get(kind, 0) for one in counts) for one in counts for kind in one["noted"]},
-    }
-
-
-def _told(dataset: "Dataset") -> str:
-    counts = _counts(dataset)
+def _told(dataset: "Dataset", tokens: int) -> str:
+    counts, examples = dataset.counts, dataset.counts["examples"]
     lines = [
-        f"{dataset.path}: {counts['kept']:,} of {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
+        f"{dataset.path}: {counts['kept']:,} of {counts['documents']:,} documents, {tokens:,} tokens, "
         f"fingerprint {dataset.fingerprint[:12]}"
     ]
-    examples = {k: v for s in reversed(dataset.manifest["sources"]) for k, v in s["counts"]["examples"].items()}
     for verb in ("dropped", "noted"):
-        for kind, count in counts[verb].items():  # type: ignore[attr-defined]
+        for kind, count in counts[verb].items():
             lines.append(f"  {verb} {count:,}: {kind}" + (f" (first: {examples[kind]})" if kind in examples else ""))
     return "\n".join(lines)
 

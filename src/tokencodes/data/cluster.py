@@ -15,7 +15,7 @@ from typing import Any
 
 from tokencodes.data.convert import Job, convert, finished
 from tokencodes.data.encode import Engine, engine_for
-from tokencodes.data.seal import seal
+from tokencodes.data.seal import collect, seal
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 from tokencodes.files import only_one
@@ -67,7 +67,8 @@ class SealStep(PipelineStep):  # type: ignore[misc]
         out = self.jobs[0].out
         with only_one(out):
             if not (out / "manifest.json").is_file():
-                seal(self.jobs, TokenizerFile(self.tokenizer), out)
+                tokenizer = TokenizerFile(self.tokenizer)
+                seal(collect(self.jobs, tokenizer), self.jobs[0].options, tokenizer, out)
         return data
 
 

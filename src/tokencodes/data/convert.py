@@ -21,7 +21,7 @@ from tokencodes.data.inputs import Input
 from tokencodes.data.shards import token_dtype
 from tokencodes.data.split import Split, split_of
 from tokencodes.data.text import Columns, Document, Position, Refusal, printable, read_rows
-from tokencodes.data.tokenized import TOKENIZED, read_tokenized, tokens_of
+from tokencodes.data.tokenized import TOKENIZED, read_tokenized
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.writer import ShardWriter
 from tokencodes.errors import InputError
@@ -203,32 +203,30 @@ class _Conversion:
         return self._shards
 
     def _texts(self, path: Path) -> None:
-        position, before, first = Position(), 0, self.counts.documents
-        source = printable(path.name) if len(self._job.input.files) == 1 else self._job.input.name
+        position, read, first = Position(), 0, self.counts.documents
+        name = printable(path.name)
+        source = name if len(self._job.input.files) == 1 else self._job.input.name
         for batch in _batches(self._documents(path, position), self._job.batch_bytes):
             ids, sizes = self._encoder.encode([document.text for _, document in batch])
             lengths = np.array([len(document.text.encode()) for _, document in batch], dtype=np.int64)
             self._note(batch, ids, sizes)
-            name = printable(path.name)
             named = [(document, f"{name}:{number - first}", document.source or source) for number, document in batch]
             self._write(named, ids, sizes, lengths)
-            self._report(Progress(position.at - before, int(lengths.sum()), int(sizes.sum())))
-            before = position.at
-        self._report(Progress(path.stat().st_size - before, 0, 0))
+            self._report(Progress(position.at - read, int(lengths.sum()), int(sizes.sum())))
+            read = position.at
+        self._report(Progress(path.stat().st_size - read, 0, 0))  # what stands behind the last document
 
     def _tokenized(self, path: Path) -> None:
-        size, done, total = path.stat().st_size, 0, tokens_of(path)
-        for ids, sizes in read_tokenized(path, self._tokenizer.vocab_size, self._job.batch_bytes):
+        position, read = Position(), 0
+        for ids, sizes in read_tokenized(path, self._tokenizer.vocab_size, self._job.batch_bytes, position):
             first = self.counts.documents
             self.counts.documents += len(sizes)
             name = printable(path.name)
             places = [f"{name}:{first + number}" for number in range(len(sizes))]
             before = self.counts.text_bytes
             self._write([(Document("", place), place, name) for place in places], ids, sizes, None)
-            consumed = size * len(ids) // max(1, total)
-            done += consumed
-            self._report(Progress(consumed, self.counts.text_bytes - before, len(ids)))
-        self._report(Progress(size - done, 0, 0))
+            self._report(Progress(position.at - read, self.counts.text_bytes - before, len(ids)))
+            read = position.at
 
     def _documents(self, path: Path, position: Position) -> Iterator[tuple[int, Document]]:
         """The documents that can be used, with their number; the others are counted, or stop the work."""

@@ -11,6 +11,7 @@ DATASET/
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,21 @@ def fingerprint(manifest: dict[str, Any]) -> str:
     """SHA-256 of a manifest's canonical JSON, its own fingerprint left out."""
     told = {key: value for key, value in manifest.items() if key != "fingerprint"}
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def total_counts(sources: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was read, kept, dropped and noted of several sources (their entries in a manifest), added up; see `convert.Counts`.
+
+    `token_bytes` is None if any source's is; of `examples` the first source's stands.
+    """
+    counts = [source["counts"] for source in sources]
+    total: dict[str, Any] = {name: sum(one[name] for one in counts) for name in ("documents", "kept", "text_bytes")}
+    known = [one["token_bytes"] for one in counts]
+    total["token_bytes"] = None if None in known else sum(known)
+    for name in ("dropped", "noted"):
+        total[name] = dict(sum((Counter(one[name]) for one in counts), Counter[str]()))
+    total["examples"] = {kind: example for one in reversed(counts) for kind, example in one["examples"].items()}
+    return total
 
 
 class Corpus(ABC):
@@ -134,6 +150,11 @@ class Dataset(Corpus):
     def datasets(self) -> list["Dataset"]:
         """Itself."""
         return [self]
+
+    @cached_property
+    def counts(self) -> dict[str, Any]:
+        """What was read, kept, dropped and noted in all; see `total_counts`."""
+        return total_counts(self.manifest["sources"])
 
     @cached_property
     def own_shards(self) -> list[Shard]:

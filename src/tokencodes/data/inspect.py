@@ -84,24 +84,18 @@ def inspect(dataset: Dataset, context: int, full: bool) -> Inspection:
         _ = dataset.tokenizer
         for shard in dataset.own_shards:
             shard.verify_all()
-    counts = [source["counts"] for source in dataset.manifest["sources"]]
-    dropped, noted = Counter[str](), Counter[str]()
-    for one in counts:
-        dropped.update(one["dropped"])
-        noted.update(one["noted"])
-    text = sum(one["text_bytes"] for one in counts)
-    known = [one["token_bytes"] for one in counts if one["token_bytes"] is not None]
+    counts = dataset.counts
     return Inspection(
         path=str(dataset.path),
         fingerprint=dataset.fingerprint,
         vocab_size=dataset.vocab_size,
         context=context,
         sides={side: _side(dataset.shards(side), context) for side in ("train", "validation")},
-        read=sum(one["documents"] for one in counts),
-        dropped=dict(dropped),
-        noted=dict(noted),
-        text_bytes=text,
-        lost_bytes=text - sum(known) if len(known) == len(counts) else None,
+        read=counts["documents"],
+        dropped=counts["dropped"],
+        noted=counts["noted"],
+        text_bytes=counts["text_bytes"],
+        lost_bytes=None if counts["token_bytes"] is None else counts["text_bytes"] - counts["token_bytes"],
         sources=_sources(dataset.own_shards),
         lengths=_lengths(dataset.own_shards),
         exposure=_exposure(dataset.shards("train"), context),

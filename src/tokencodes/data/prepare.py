@@ -14,7 +14,7 @@ from tokencodes.data.dataset import Dataset
 from tokencodes.data.encode import Engine
 from tokencodes.data.inputs import Input, find_inputs
 from tokencodes.data.meter import Meter
-from tokencodes.data.seal import seal
+from tokencodes.data.seal import collect, seal
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.workers import run_jobs
 from tokencodes.errors import InputError
@@ -68,19 +68,16 @@ def start(
             return _same_or_error(out, found, options, tokenizer)
         jobs = make_jobs(found, tokenizer, out, options, means)
         meter = Meter(len(jobs), sum(job.input.bytes for job in jobs), say)
-        todo = []
-        for job in jobs:
-            if finished(job, tokenizer) is None:
-                todo.append(job)
-            else:
-                meter.input_done(job.input.bytes)
+        todo = [job for job in jobs if finished(job, tokenizer) is None]
+        for job in set(jobs) - set(todo):
+            meter.input_done(job.input.bytes)
         if todo and means.engine == "slurm":
             from tokencodes.data.cluster import submit_to_slurm
 
             submit_to_slurm(jobs, out.resolve() / "tokenizer.json", means.tokenizer_engine, means.workers, means.cluster)
             return None
         _convert(todo, tokenizer, means, meter)
-        seal(jobs, tokenizer, out)
+        seal(collect(jobs, tokenizer), options, tokenizer, out)  # asked once more: an input may have changed meanwhile
         if todo:
             say(meter.line())
     return Dataset(out)
@@ -93,7 +90,7 @@ def _convert(jobs: list[Job], tokenizer: TokenizerFile, means: Means, meter: Met
         run_on_ray(jobs, jobs[0].out / "tokenizer.json", means.tokenizer_engine, means.workers, means.cluster)
         return
     try:
-        run_jobs(jobs, tokenizer, means.tokenizer_engine, means.workers, meter.add, lambda job, entry: meter.input_done())
+        run_jobs(jobs, tokenizer, means.tokenizer_engine, means.workers, meter.add, meter.input_done)
     except BaseException:
         clean(jobs[0].out)
         raise

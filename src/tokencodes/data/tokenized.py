@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tokencodes.data.text import Position
 from tokencodes.errors import InputError
 
 TOKENIZED = ".ds"
@@ -21,15 +22,11 @@ def index_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.index")
 
 
-def tokens_of(path: Path) -> int:
-    """How many tokens its index says that it has; 0 if there is none, which reading it will complain of."""
-    index = index_of(path)
-    ends = np.fromfile(index, dtype="<u8") if index.is_file() else np.zeros(0)
-    return int(ends[-1]) if len(ends) else 0
-
-
-def read_tokenized(path: Path, vocab_size: int, batch_tokens: int) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
+def read_tokenized(
+    path: Path, vocab_size: int, batch_tokens: int, position: Position | None = None
+) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
     """Batches of whole documents: their ids end to end, uint32, and how many each has. InputError names what is wrong."""
+    position = position or Position()
     index = index_of(path)
     if not index.is_file():
         raise InputError(f"{index}: no such file; the ends of the documents of {path.name} are read from it")
@@ -57,5 +54,6 @@ def read_tokenized(path: Path, vocab_size: int, batch_tokens: int) -> Iterator[t
                 f"{path}, document {document}: id {ids[wrong]:,} is not below {vocab_size:,}; "
                 "give the tokenizer it was made with"
             )
+        position.at = int(ends[last - 1]) * tokens.itemsize
         yield ids, (ends - starts)[first:last]
         first = last

@@ -16,24 +16,24 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tokencodes.data.convert import Job, Progress, convert
 from tokencodes.data.encode import Engine, engine_for
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 
-Done = Callable[[Job, dict[str, Any]], None]
+Done = Callable[[], None]
 
 
 def run_jobs(
     jobs: list[Job], tokenizer: TokenizerFile, engine: Engine, workers: int, report: Callable[[Progress], None], done: Done
 ) -> None:
-    """Runs every job; `done` hears of each entry as it comes. The first error stops the rest."""
+    """Runs every job; `done` hears of each that ends. The first error stops the rest."""
     if min(workers, len(jobs)) <= 1:
         encoder = engine_for(tokenizer, engine)
         for job in jobs:
-            done(job, convert(job, encoder, report))
+            convert(job, encoder, report)
+            done()
         return
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in sorted(jobs, key=lambda job: -job.input.bytes):  # the largest first, so that none is left for the end
@@ -89,7 +89,7 @@ class _Worker(threading.Thread):
                     message = pickle.load(self._process.stdout)
                 if isinstance(message, Exception):
                     raise message
-                self._done(job, message)
+                self._done()
         except queue.Empty:
             self._process.stdin.close()
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
