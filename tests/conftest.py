@@ -12,6 +12,7 @@ from tokencodes.data.dataset import Dataset
 from tokencodes.data.prepare import prepare
 from tokencodes.data.text import read_documents
 from tokencodes.data.tokenizer import train_tokenizer
+from tokencodes.files import LOCK
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.train.build import build_model
 from tokencodes.train.config import RunConfig, StudyConfig
@@ -98,3 +99,9 @@ def real_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("needs real data: set TOKENCODES_DATA to a folder with tokenizer/smollm2.json and corpora/*.jsonl.gz")
     return Path(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file of a dataset but the locks."""
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != LOCK)
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import contents
 from tokencodes.cli import run
 from tokencodes.data import convert as converting
 from tokencodes.data.cluster import ConvertStep, SealStep, submit_to_slurm
@@ -38,12 +39,6 @@ exec "$@"
 SCONTROL = """#!/bin/bash
 [ "$1 $2" = "show hostnames" ] && echo "$3"
 """
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a dataset, but what says that somebody once worked there."""
-    files = (file for file in folder.rglob("*") if file.is_file() and file.name != ".lock")
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 class Slurm:
