@@ -1,71 +1,263 @@
-"""The chunked head and loss against the plain formula in float64."""
+"""Head and loss of every kernel against the plain formula in float64. Those that need a GPU skip where there is none."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.conftest import fresh_model, tiny_study
 from tokencodes import loss
+from tokencodes.errors import InputError
+
+FLOATS = {"chunked": torch.float64, "torch": torch.float64, "liger": torch.float32, "cce": torch.bfloat16}
+EXACT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of the largest entry
+CPU_KERNELS = ["chunked", "torch", "auto"]
 
 
-def draw(targets: int, ignored: list[int], dtype: torch.dtype = torch.float64):
+@pytest.fixture(params=["chunked", "torch", "liger", "cce"])
+def kernel(request) -> str:
+    """Every kernel that can run here."""
+    name = request.param
+    if name in loss.PACKAGES and not torch.cuda.is_available():
+        pytest.skip(f"{name} needs a CUDA GPU, and PyTorch sees none")
+    if name in loss.PACKAGES and not loss.installed(name):
+        pytest.skip(f"{name} is not installed: {loss.PIP[name]}")
+    return name
+
+
+def draw(targets: int, ignored: list[int], dtype: torch.dtype = torch.float64, width: int = 8, device: str = "cpu"):
     generator = torch.Generator().manual_seed(targets)
-    h = torch.randn(targets, 8, generator=generator, dtype=dtype, requires_grad=True)
-    head = torch.randn(50, 8, generator=generator, dtype=dtype, requires_grad=True)
+    h = torch.randn(targets, width, generator=generator, dtype=torch.float64)
+    head = torch.randn(50, width, generator=generator, dtype=torch.float64)
     ids = torch.randint(0, 50, (targets,), generator=generator)
     ids[ignored] = loss.IGNORE
-    return h, head, ids
+    h, head = (tensor.to(device, dtype).requires_grad_() for tensor in (h, head))
+    return h, head, ids.to(device)
 
 
-@pytest.mark.parametrize("ignored", [[], [0, 6], list(range(7))])
-@pytest.mark.parametrize("chunk_entries", [1, 150, 1 << 21])
-def test_value_and_gradients_are_those_of_the_plain_formula(ignored, chunk_entries, monkeypatch):
-    monkeypatch.setattr(loss, "CHUNK_ENTRIES", chunk_entries)
-    h, head, ids = draw(7, ignored)
-    ours = loss.head_cross_entropy(h, head, ids)
-    (ours / 3).backward()
-    gradients = h.grad.clone(), head.grad.clone()
-    h.grad = head.grad = None
-    plain = F.cross_entropy(h @ head.T, ids, ignore_index=loss.IGNORE, reduction="sum")
-    (plain / 3).backward()
-    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(gradients, (h.grad, head.grad), rtol=1e-12, atol=1e-12)
+def plain(h, head, ids, divisor: float = 1.0):
+    """Value and both gradients by the formula, in float64."""
+    h, head = (tensor.detach().double().requires_grad_() for tensor in (h, head))
+    value = F.cross_entropy(h @ head.T, ids, ignore_index=loss.IGNORE, reduction="sum") / divisor
+    value.backward()
+    return value.detach(), h.grad, head.grad
 
 
-def test_without_gradients_it_is_the_same_number():
-    h, head, ids = draw(9, [2], torch.float32)
+def fused(h, head, ids, kernel: str, divisor: float = 1.0):
+    """The same by a kernel."""
+    value = loss.head_cross_entropy(h, head, ids, kernel) / divisor
+    value.backward()
+    return value.detach(), h.grad, head.grad
+
+
+def assert_close(found, expected, tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        scale = max(1.0, float(other.abs().max()))
+        assert float((one.double() - other).abs().max()) <= tolerance * scale
+
+
+@pytest.mark.parametrize("ignored", ["none", "some", "all"])
+@pytest.mark.parametrize("targets", [1, 7, 64])
+@pytest.mark.parametrize("chunk_entries", [1, 150, 1 << 23])
+def test_value_and_gradients_are_those_of_the_plain_formula(kernel, targets, ignored, chunk_entries, monkeypatch):
+    for name in ("CHUNK_ENTRIES", "CUDA_CHUNK_ENTRIES"):
+        monkeypatch.setattr(loss, name, chunk_entries)  # 150: three rows of 50, which divide neither 7 nor 64
+    which = {"none": [], "some": [0, targets - 1], "all": list(range(targets))}[ignored]
+    width, device = (64, "cuda") if kernel in loss.PACKAGES else (8, "cpu")
+    h, head, ids = draw(targets, which, FLOATS[kernel], width, device)
+    assert_close(fused(h, head, ids, kernel, 3), plain(h, head, ids, 3), EXACT[FLOATS[kernel]])
+
+
+def test_without_gradients_it_is_the_same_number(kernel):
+    device = "cuda" if kernel in loss.PACKAGES else "cpu"
+    h, head, ids = draw(9, [2], torch.bfloat16 if kernel == "cce" else torch.float32, 64, device)
     with torch.no_grad():
-        bare = loss.head_cross_entropy(h, head, ids)
-    assert torch.equal(bare, loss.head_cross_entropy(h, head, ids).detach())
+        bare = loss.head_cross_entropy(h, head, ids, kernel)
+    assert not bare.requires_grad
+    assert torch.equal(bare, loss.head_cross_entropy(h, head, ids, kernel).detach())
 
 
-def test_float32_is_within_rounding_of_float64():
+def test_a_head_alone_can_be_trained(kernel):
+    width, device = (64, "cuda") if kernel in loss.PACKAGES else (8, "cpu")
+    h, head, ids = draw(9, [2], FLOATS[kernel], width, device)
+    loss.head_cross_entropy(h.detach(), head, ids, kernel).backward()
+    expected = plain(h, head, ids)[2]
+    assert float((head.grad.double() - expected).abs().max()) <= EXACT[FLOATS[kernel]] * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_float32_is_within_rounding_of_float64(kernel):
     h, head, ids = draw(200, [], torch.float32)
-    exact = F.cross_entropy(h.double() @ head.double().T, ids, reduction="sum")
-    assert loss.head_cross_entropy(h, head, ids).item() == pytest.approx(exact.item(), rel=1e-6)
+    value, grad_h, grad_head = plain(h, head, ids)
+    found = fused(h, head, ids, kernel)
+    assert found[0].item() == pytest.approx(value.item(), rel=1e-6)
+    for one, other in zip(found[1:], (grad_h, grad_head), strict=True):
+        assert (one.double() - other).norm() / other.norm() < 1e-6
 
 
-def test_large_logits_do_not_overflow():
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_large_logits_do_not_overflow(kernel):
     h, head, ids = draw(5, [], torch.float32)
-    assert torch.isfinite(loss.head_cross_entropy(h * 1e4, head, ids))
+    assert torch.isfinite(loss.head_cross_entropy(h * 1e4, head, ids, kernel))
 
 
-def test_what_does_not_count_cannot_spoil_what_does():
-    h, head, ids = draw(5, [2])
+def test_what_does_not_count_cannot_spoil_what_does(kernel):
+    device = "cuda" if kernel in loss.PACKAGES else "cpu"
+    h, head, ids = draw(5, [2], torch.bfloat16 if kernel == "cce" else torch.float32, 64, device)
     with torch.no_grad():
         h[2] = float("nan")
-    found = loss.head_cross_entropy(h, head, ids)
+    found = loss.head_cross_entropy(h, head, ids, kernel)
     found.backward()
     assert torch.isfinite(found)
     assert not h.grad[2].any()
-    assert torch.isfinite(h.grad[[0, 1, 3, 4]]).all()
+    assert torch.isfinite(h.grad).all() and torch.isfinite(head.grad).all()
 
 
 def test_a_bfloat16_heads_gradient_is_summed_in_float32(monkeypatch):
-    h, head, ids = draw(4000, [], torch.float32)
-    small = [tensor.detach().to(torch.bfloat16).requires_grad_() for tensor in (h, head)]
-    exact = [tensor.detach().double().requires_grad_() for tensor in small]
+    h, head, ids = draw(4000, [], torch.bfloat16)
     monkeypatch.setattr(loss, "CHUNK_ENTRIES", 500)
-    loss.head_cross_entropy(*small, ids).backward()
-    F.cross_entropy(exact[0] @ exact[1].T, ids, reduction="sum").backward()
-    error = (small[1].grad.double() - exact[1].grad).norm() / exact[1].grad.norm()
-    assert error < 0.01
+    found, expected = fused(h, head, ids, "chunked"), plain(h, head, ids)
+    assert (found[2].double() - expected[2]).norm() / expected[2].norm() < 0.01
+
+
+@pytest.mark.parametrize("kernel", ["chunked", "liger", "cce"], indirect=True)
+def test_under_autocast_the_matmul_is_bfloat16_and_the_rest_is_not(kernel, monkeypatch):
+    """The paper's setting: float32 parameters, bfloat16 matmul; the sum over targets and chunks must not be bfloat16."""
+    device = "cuda" if kernel in loss.PACKAGES else "cpu"
+    monkeypatch.setattr(loss, "CHUNK_ENTRIES", 500)  # 400 chunks
+    h, head, ids = draw(4000, [7], torch.float32, 64, device)
+    with torch.autocast(device, torch.bfloat16):
+        value = loss.head_cross_entropy(h, head, ids, kernel)
+    value.backward()
+    assert (value.dtype, h.grad.dtype, head.grad.dtype) == (torch.float32,) * 3
+    exact = plain(h.detach().bfloat16(), head.detach().bfloat16(), ids)  # what is multiplied has bfloat16 entries
+    assert value.item() == pytest.approx(exact[0].item(), rel=1e-4)  # one bfloat16 number has errors up to 4e-3
+    for one, other in zip((h.grad, head.grad), exact[1:], strict=True):
+        assert (one.double() - other).norm() / other.norm() < 0.01
+    with torch.no_grad():
+        assert value.item() != loss.head_cross_entropy(h, head, ids, kernel).item(), "not in bfloat16"
+
+
+def test_under_autocast_the_heads_gradient_keeps_its_own_precision(monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_ENTRIES", 1000)  # what a chunk adds has bfloat16 entries, their sum has not
+    h, head, ids = draw(300, [], torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss.head_cross_entropy(h, head, ids, "chunked").backward()
+    assert not torch.equal(head.grad, head.grad.bfloat16().float())
+
+
+def test_under_autocast_the_head_is_cast_once(monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_ENTRIES", 150)
+    h, head, ids = draw(64, [], torch.float32)
+    casts = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten._to_copy.default and args[0].shape == head.shape:
+                casts.append(kwargs["dtype"])
+            return function(*args, **(kwargs or {}))
+
+    with torch.autocast("cpu", torch.bfloat16), Watch():
+        loss.head_cross_entropy(h, head, ids, "chunked")
+    assert casts == [torch.bfloat16]
+
+
+def test_autocast_leaves_float64_alone():
+    h, head, ids = draw(7, [])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = loss.head_cross_entropy(h, head, ids)
+    assert found.dtype == torch.float64
+    assert found.item() == pytest.approx(plain(h, head, ids)[0].item(), rel=1e-12)
+
+
+def test_the_model_uses_its_head_kernel(monkeypatch):
+    model, asked = fresh_model(tiny_study("nowhere").run("gf2", 1)), []
+    head_cross_entropy = loss.head_cross_entropy
+
+    def watched(h, head, targets, kernel):
+        asked.append(kernel)
+        return head_cross_entropy(h, head, targets, kernel)
+
+    monkeypatch.setattr("tokencodes.model.head_cross_entropy", watched)
+    ids = torch.arange(12).reshape(2, 6)
+    by_default = model.loss(ids, ids)
+    model.head_kernel = "torch"
+    assert model.loss(ids, ids).item() == pytest.approx(by_default.item(), rel=1e-6)
+    assert asked == ["auto", "torch"]
+    assert "head_kernel" not in model.config.to_dict()
+
+
+@pytest.mark.parametrize("kernel", ["liger", "cce"])
+def test_a_kernel_for_gpus_says_so_on_a_cpu(kernel):
+    with pytest.raises(InputError, match=rf"'{kernel}': runs on CUDA only, and these tensors are on cpu; use 'chunked'"):
+        loss.head_cross_entropy(*draw(3, [], torch.float32), kernel)
+
+
+@pytest.mark.parametrize("kernel", ["liger", "cce"])
+def test_a_kernel_that_is_not_installed_says_how_to_get_it(kernel, monkeypatch):
+    monkeypatch.setattr(loss, "installed", lambda name: False)
+    with pytest.raises(InputError, match=rf"'{kernel}': not installed; pip install"):
+        loss.choose_kernel(kernel, "cuda", torch.bfloat16)
+
+
+def test_a_package_that_cannot_be_imported_says_why(monkeypatch):
+    def broken(name):
+        raise ImportError("No module named 'triton'")
+
+    monkeypatch.setattr(loss.importlib, "import_module", broken)
+    with pytest.raises(InputError, match=r"'liger': No module named 'triton'; install it \(pip install 'liger-kernel"):
+        loss._liger(*draw(3, [], torch.float32))
+
+
+def test_an_unknown_kernel_is_named_with_the_nearest():
+    with pytest.raises(InputError, match="'chunky': no such kernel; did you mean 'chunked'"):
+        loss.head_cross_entropy(*draw(3, [], torch.float32), "chunky")
+
+
+def test_torchs_own_is_refused_where_it_would_add_up_in_bfloat16():
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(InputError, match="'torch': not for a matmul in bfloat16: it would add up"),
+    ):
+        loss.head_cross_entropy(*draw(3, [], torch.float32), "torch")
+
+
+class OldRelease:
+    """cut-cross-entropy as it is on PyPI."""
+
+    @staticmethod
+    def linear_cross_entropy(e, c, targets, ignore_index=-100, reduction="mean", filter_eps="high"):
+        raise AssertionError("it must not be called")
+
+
+class NewRelease:
+    """As Apple has it."""
+
+    @staticmethod
+    def linear_cross_entropy(e, c, targets, filter_eps="auto", accum_e_fp32=False, accum_c_fp32=False):
+        raise AssertionError("it must not be called")
+
+
+def test_a_cut_cross_entropy_that_adds_up_in_bfloat16_is_refused(monkeypatch):
+    monkeypatch.setattr(loss, "_import", lambda kernel, module: OldRelease)
+    with pytest.raises(InputError, match=r"adds up the head's gradient in bfloat16; take Apple's own \(pip install"):
+        loss._cce(*draw(3, [], torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("there", "release", "dtype", "chosen"),
+    [
+        (["liger", "cce"], NewRelease, torch.bfloat16, "liger"),
+        (["liger", "cce"], NewRelease, torch.float32, "liger"),
+        (["liger", "cce"], NewRelease, torch.float64, "torch"),
+        (["cce"], NewRelease, torch.bfloat16, "cce"),
+        (["cce"], OldRelease, torch.bfloat16, "chunked"),
+        (["cce"], NewRelease, torch.float32, "torch"),
+        ([], None, torch.float32, "torch"),
+        ([], None, torch.bfloat16, "chunked"),
+    ],
+)
+def test_auto_on_a_gpu_takes_the_first_that_keeps_the_promise(there, release, dtype, chosen, monkeypatch):
+    monkeypatch.setattr(loss, "installed", lambda kernel: kernel in there)
+    monkeypatch.setattr(loss, "_import", lambda kernel, module: release)
+    assert loss.choose_kernel("auto", "cuda", dtype) == chosen
+    assert loss.choose_kernel("auto", "cpu", dtype) == "chunked"

@@ -13,8 +13,8 @@ from tokencodes.files import read_json, write_json
 from tokencodes.study import compare, runs
 from tokencodes.train.config import DataConfig
 from tokencodes.train.corpus import open_dataset
-from tokencodes.train.loop import Stop
 from tokencodes.train.metrics import Silent
+from tokencodes.train.stop import Stop
 from tokencodes.verify.certificate import certify
 
 

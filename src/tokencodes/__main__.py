@@ -1,6 +1,6 @@
 """`python -m tokencodes`, for torchrun."""
 
-from tokencodes.cli import main
+from tokencodes_command import main
 
 if __name__ == "__main__":
     main()

@@ -21,3 +21,9 @@ class CodeMismatch(InputError):
 
 class CheckFailed(RuntimeError):
     """Something that was checked does not hold, and no input is to blame. `cli` prints it as one line and exits with 1."""
+
+    everywhere = False  # whether every rank raises it in the same words, so that one need say it
+
+
+class Elsewhere(CheckFailed):
+    """Another rank met the error and says it; this one only ends with it. `cli` prints nothing."""

@@ -1,17 +1,49 @@
-"""Head and cross entropy in chunks of targets, so that the logits (targets × V) never exist whole.
+"""Head and cross entropy, fused so that the logits (targets × V) never exist whole: one interface, several kernels.
 
-The gradient of cross entropy is known as soon as its logits are, so each chunk's gradients are computed in the forward pass
-and its logits are dropped. Nothing is recomputed; what is kept is one gradient of the hidden states and one of the head.
+| kernel    | what it is                                            | runs on | dtypes of the matmul                        |
+|-----------|-------------------------------------------------------|---------|---------------------------------------------|
+| `chunked` | ours, below                                           | any     | any                                         |
+| `torch`   | `torch.nn.functional.linear_cross_entropy`, in chunks | any     | float32, float64                            |
+| `liger`   | liger-kernel                                          | CUDA    | float32, bfloat16, float16                  |
+| `cce`     | Apple's cut-cross-entropy                             | CUDA    | bfloat16, float16                           |
+
+Whatever the kernel: the matmul runs in the dtype of autocast (else of the hidden states); softmax, logsumexp and the sum over
+targets in float32 or wider; the head's gradient is added up over targets in float32 or wider. A kernel that cannot promise this
+for a dtype is refused for it: `torch` keeps the sum and the head's gradient in the inputs' dtype (opened in 2.13: the loss of
+16,384 targets would have eight bits), and the release 25.1.1 of cut-cross-entropy adds up the head's gradient in bfloat16.
+What a kernel hands over at the end is rounded once more to the dtype of the matmul by `liger` and `cce`, as any matrix's
+gradient is under autocast; `chunked` hands it over in the head's own dtype.
+
+Nothing here was run or measured on a GPU.
 """
 
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from tokencodes.errors import InputError, nearest
 
 IGNORE = -100
-CHUNK_ENTRIES = 1 << 21  # logits that exist at a time: 8 MiB in float32, about a processor's cache
+# Logits that exist at a time. Every chunk reads the head and reads and writes its gradient, so few rows a chunk cost more than
+# logits that leave the inner caches: with V = 49,152 and d = 256, 1.7 to 2.4 times faster than with 1 << 21 (two cores).
+CHUNK_ENTRIES = 1 << 23  # 32 MiB in float32, about a processor's last cache
+# A GPU has no such cache to fit, and wants matmuls that fill it: 1,365 rows with V = 49,152, 256 MiB of logits in float32 and
+# half as much twice more in bfloat16. Reasoned, not measured on a GPU.
+CUDA_CHUNK_ENTRIES = 1 << 26
+
+REDUCED = (torch.bfloat16, torch.float16)
+PACKAGES = {"liger": "liger_kernel", "cce": "cut_cross_entropy"}
+PIP = {
+    "liger": "pip install 'liger-kernel>=0.8.5'",
+    "cce": "pip install 'cut-cross-entropy @ git+https://github.com/apple/ml-cross-entropy'",
+}
 
 
 def inputs_and_targets(ids_NT1: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,28 +55,46 @@ def inputs_and_targets(ids_NT1: Tensor) -> tuple[Tensor, Tensor]:
     return ids_NT1[:, :-1].clamp(min=0), ids_NT1[:, 1:]
 
 
+def _rows(h_ND: Tensor, head_VD: Tensor) -> int:
+    """Targets of a chunk."""
+    entries = CUDA_CHUNK_ENTRIES if h_ND.device.type == "cuda" else CHUNK_ENTRIES
+    return max(1, entries // head_VD.shape[0])
+
+
 class _HeadCrossEntropy(torch.autograd.Function):
+    """The gradient of cross entropy is known as soon as its logits are, so each chunk's gradients are computed in the forward
+    pass and its logits are dropped. Nothing is recomputed; one gradient of the hidden states and one of the head are kept.
+    """
+
     @staticmethod
-    def forward(ctx: Any, h_ND: Tensor, head_VD: Tensor, targets_N: Tensor, rows: int, wants_gradient: bool) -> Tensor:
-        total = torch.zeros((), dtype=torch.float32 if h_ND.dtype != torch.float64 else h_ND.dtype, device=h_ND.device)
+    def forward(
+        ctx: Any, h_ND: Tensor, head_VD: Tensor, cast_VD: Tensor, targets_N: Tensor, rows: int, wants_gradient: bool
+    ) -> Tensor:
+        """head_VD gets the gradient; cast_VD is the same in the dtype of h_ND, and is what is multiplied."""
+        total = torch.zeros((), dtype=torch.promote_types(h_ND.dtype, torch.float32), device=h_ND.device)
         grad_h_ND = torch.empty_like(h_ND) if wants_gradient else None
-        # Summed over chunks, so in float32 at least, whatever the weights are.
         grad_head_VD = torch.zeros_like(head_VD, dtype=total.dtype) if wants_gradient else None
         for start in range(0, len(h_ND), rows):
-            h, targets = h_ND[start : start + rows], targets_N[start : start + rows]
-            valid = targets != IGNORE
-            picked = targets.masked_fill(~valid, 0)[:, None]
-            logits = (h @ head_VD.T).to(total.dtype)
-            log_z = logits.logsumexp(-1, keepdim=True)
-            total += (log_z - logits.gather(1, picked))[:, 0].masked_fill(~valid, 0.0).sum()
+            targets = targets_N[start : start + rows]
+            ignored = (targets == IGNORE)[:, None]
+            # A row that does not count becomes zero before it is multiplied: D numbers to write, not V; no NaN gets further.
+            h = h_ND[start : start + rows].masked_fill(ignored, 0.0)
+            picked = targets[:, None].masked_fill(ignored, 0)
+            logits = (h @ cast_VD.T).to(total.dtype)
+            of_target = logits.gather(1, picked)
+            top = logits.amax(-1, keepdim=True)
+            # In place: the logits become exp(logits - top), then the gradient. Only one array of this size exists.
+            z = logits.sub_(top).exp_().sum(-1, keepdim=True)
+            total += (z.log() + top - of_target).masked_fill_(ignored, 0.0).sum()
             if grad_h_ND is None or grad_head_VD is None:
                 continue
-            softmax = (logits - log_z).exp_()
-            softmax.scatter_add_(1, picked, -torch.ones_like(log_z))
-            softmax.masked_fill_(~valid[:, None], 0.0)
-            gradient = softmax.to(h.dtype)
-            grad_h_ND[start : start + rows] = gradient @ head_VD
-            grad_head_VD += gradient.T @ h
+            counts = (~ignored).to(total.dtype)
+            gradient = logits.mul_(counts / z).scatter_add_(1, picked, -counts).to(h.dtype)
+            grad_h_ND[start : start + rows] = gradient @ cast_VD
+            if grad_head_VD.dtype == h.dtype:
+                grad_head_VD.addmm_(gradient.T, h)
+            else:
+                grad_head_VD += gradient.T @ h
         if wants_gradient:
             ctx.save_for_backward(grad_h_ND, grad_head_VD)
             ctx.head_dtype = head_VD.dtype
@@ -54,16 +104,147 @@ class _HeadCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_h_ND, grad_head_VD = ctx.saved_tensors
-        return grad_h_ND * grads[0], (grad_head_VD * grads[0]).to(ctx.head_dtype), None, None, None
+        return grad_h_ND * grads[0], (grad_head_VD * grads[0]).to(ctx.head_dtype), None, None, None, None
 
 
-def head_cross_entropy(h_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
+def _chunked(h_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
+    wants_gradient = torch.is_grad_enabled() and (h_ND.requires_grad or head_VD.requires_grad)
+    cast_VD = head_VD.detach().to(h_ND.dtype)
+    total: Tensor = _HeadCrossEntropy.apply(h_ND, head_VD, cast_VD, targets_N, _rows(h_ND, head_VD), wants_gradient)
+    return total
+
+
+def _without_ignored(h_ND: Tensor, targets_N: Tensor) -> Tensor:
+    """Hidden states that do not count as zeros: kernels that multiply them by a gradient of zero would let a NaN through."""
+    return h_ND.masked_fill((targets_N == IGNORE)[:, None], 0.0)
+
+
+def _torch(h_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
+    options = torch.nn.LinearCrossEntropyOptions(
+        batch_chunk_size=_rows(h_ND, head_VD), chunking_method=None, acc_policy="compact"
+    )
+    if not torch.is_grad_enabled():  # or it asks the tensors themselves, and computes gradients that nobody wants
+        h_ND, head_VD = h_ND.detach(), head_VD.detach()
+    h_ND, head_VD = _without_ignored(h_ND, targets_N), head_VD.to(h_ND.dtype)
+    return F.linear_cross_entropy(h_ND, head_VD, targets_N, reduction="sum", ignore_index=IGNORE, options=options)
+
+
+def _import(kernel: str, module: str) -> Any:
+    """An optional package's module; InputError if it cannot be imported."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"head kernel {kernel!r}: {error}; install it ({PIP[kernel]}), or use 'chunked' or 'auto'") from None
+
+
+def _liger(h_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
+    fused = _import("liger", "liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
+    if head_VD.requires_grad and not h_ND.requires_grad and torch.is_grad_enabled():
+        h_ND = h_ND.detach().requires_grad_()  # liger computes the head's gradient only where it computes that of the input
+    h_ND, head_VD = _without_ignored(h_ND, targets_N), head_VD.to(h_ND.dtype)
+    total: Tensor = fused(h_ND, head_VD, targets_N, ignore_index=IGNORE, reduction="sum", accum_dtype=torch.float32)
+    return total
+
+
+def _sums_in_float32(cce: Any) -> bool:
+    """Whether this release of cut-cross-entropy can add up gradients in float32 (25.1.1, the newest on PyPI, cannot)."""
+    return "accum_c_fp32" in inspect.signature(cce.linear_cross_entropy).parameters
+
+
+def _cce(h_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
+    cce = _import("cce", "cut_cross_entropy")
+    if not _sums_in_float32(cce):
+        raise InputError(
+            "head kernel 'cce': this release of cut-cross-entropy adds up the head's gradient in bfloat16; take Apple's own "
+            f"({PIP['cce']}), or use 'chunked' or 'auto'"
+        )
+    if not (targets_N != IGNORE).any():  # nothing to launch a kernel for; empty sums, so that both gradients are zeros
+        return h_ND[:0].float().sum() + head_VD[:0].float().sum()
+    # No filter: it drops the gradient wherever a block's probabilities are below 2.4e-4, and at the beginning of training,
+    # when all are about 1 / 49,152, that is everywhere but at the targets.
+    total: Tensor = cce.linear_cross_entropy(
+        h_ND,
+        head_VD.to(h_ND.dtype),
+        targets_N,
+        ignore_index=IGNORE,
+        reduction="sum",
+        filter_eps=None,
+        accum_e_fp32=True,
+        accum_c_fp32=True,
+    )
+    return total
+
+
+KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "chunked": _chunked,
+    "torch": _torch,
+    "liger": _liger,
+    "cce": _cce,
+}
+
+
+def installed(kernel: str) -> bool:
+    """Whether the package of `liger` or `cce` is there; nothing of it is imported."""
+    return importlib.util.find_spec(PACKAGES[kernel]) is not None
+
+
+def choose_kernel(kernel: str, device: str, dtype: torch.dtype) -> str:
+    """The kernel that runs for this device type and dtype of the matmul: the asked one, or what `auto` stands for.
+
+    InputError: an unknown name; a kernel that does not run there, or is not installed.
+    """
+    if kernel == "auto":
+        return _automatic(device, dtype)
+    if kernel not in KERNELS:
+        raise InputError(f"head kernel {kernel!r}: no such kernel; {nearest(kernel, [*KERNELS, 'auto'])}")
+    if kernel in PACKAGES and device != "cuda":
+        raise InputError(
+            f"head kernel {kernel!r}: runs on CUDA only, and these tensors are on {device}; use 'chunked' or 'auto'"
+        )
+    if kernel in PACKAGES and not installed(kernel):
+        raise InputError(f"head kernel {kernel!r}: not installed; {PIP[kernel]}, or use 'chunked' or 'auto'")
+    if not _promises(kernel, dtype):
+        why = "it would add up in that dtype" if kernel == "torch" else "it does not compute in that dtype"
+        name = str(dtype).removeprefix("torch.")
+        raise InputError(f"head kernel {kernel!r}: not for a matmul in {name}: {why}; use 'chunked' or 'auto'")
+    return kernel
+
+
+def _promises(kernel: str, dtype: torch.dtype) -> bool:
+    """Whether a kernel keeps the promise at the top of this file for this dtype of the matmul."""
+    refused = {"torch": REDUCED, "liger": (torch.float64,), "cce": (torch.float32, torch.float64)}
+    return dtype not in refused.get(kernel, ())
+
+
+def _automatic(device: str, dtype: torch.dtype) -> str:
+    if device != "cuda":
+        return "chunked"
+    if _promises("liger", dtype) and installed("liger"):
+        return "liger"
+    if _promises("cce", dtype) and installed("cce") and _sums_in_float32(_import("cce", "cut_cross_entropy")):
+        return "cce"
+    return "torch" if _promises("torch", dtype) else "chunked"
+
+
+def _matmul_dtype(h_ND: Tensor) -> torch.dtype:
+    """The dtype that `h @ head.T` would run in here: autocast's, where it is on (it leaves float64 alone)."""
+    device = h_ND.device.type
+    if h_ND.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return h_ND.dtype
+    return torch.get_autocast_dtype(device)
+
+
+def head_cross_entropy(h_ND: Tensor, head_VD: Tensor, targets_N: Tensor, kernel: str = "auto") -> Tensor:
     """Sum of the cross entropies (nats) of already shifted targets; targets of -100 do not count.
 
     h_ND: hidden states, head_VD: head weight, targets_N: int64. Scalar, float32 or wider; divide by the global number of
-    targets, not by the microbatch's.
+    targets, not by the microbatch's. kernel: a name of the table above, or `auto`: on a CPU `chunked`; on CUDA the first of
+    liger, cce, torch's own and `chunked` that is installed and keeps the promise for the dtype.
+
+    InputError: an unknown kernel, or one that does not run here.
     """
-    rows = max(1, CHUNK_ENTRIES // head_VD.shape[0])
-    wants_gradient = torch.is_grad_enabled() and (h_ND.requires_grad or head_VD.requires_grad)
-    total: Tensor = _HeadCrossEntropy.apply(h_ND, head_VD, targets_N, rows, wants_gradient)
-    return total
+    dtype, device = _matmul_dtype(h_ND), h_ND.device.type
+    run = KERNELS[choose_kernel(kernel, device, dtype)]
+    # Cast once, here, or autocast would cast the head again for every chunk.
+    with torch.autocast(device, enabled=False):
+        return run(h_ND.to(dtype), head_VD, targets_N)

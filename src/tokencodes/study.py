@@ -5,7 +5,9 @@ metrics.jsonl, checkpoints/, model/, result.json, sample.json. Repeating the com
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,19 @@ from transformers import AutoTokenizer
 
 from tokencodes.data.dataset import Corpus
 from tokencodes.data.mixture import Mixture
-from tokencodes.data.windows import held_out_windows
+from tokencodes.data.windows import HeldOut, held_out_windows
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
 from tokencodes.files import only_one, read_json, read_toml, write_json, write_text
 from tokencodes.model import TokenCodeForCausalLM
+from tokencodes.parallel import World, join
 from tokencodes.train.account import account
-from tokencodes.train.config import RunConfig, StudyConfig
-from tokencodes.train.corpus import foreign, open_dataset
-from tokencodes.train.loop import Stop
+from tokencodes.train.config import FREE, RunConfig, StudyConfig
+from tokencodes.train.corpus import foreign
 from tokencodes.train.metrics import Observer
-from tokencodes.train.run import train
+from tokencodes.train.run import open_together, train
 from tokencodes.train.settings import flatten
+from tokencodes.train.stop import Stop
 
 SAMPLE_TOKENS = 80
 SAMPLE_PROMPT_TOKENS = 16
@@ -39,43 +42,60 @@ def runs(study: StudyConfig) -> Iterator[tuple[RunConfig, str]]:
             yield study.run(arm, seed), f"{arm}/seed-{seed}"
 
 
-def compare(study: StudyConfig, out: Path, observer: Observer, stop: Stop | None = None) -> bool:
-    """Trains what is missing; True if every run is done. A study may grow by arms and seeds, but keeps its recipe.
+def compare(study: StudyConfig, out: Path, observer: Observer, stop: Stop | None = None, world: World | None = None) -> bool:
+    """Trains what is missing; True if every run is done. A study may grow by arms and seeds, but keeps its recipe. Where there
+    are several ranks, all of them call it.
 
     InputError if `out` holds a study of another recipe, or something else.
     """
     told = study.model_dump(mode="json", exclude_none=True)
+    world = world or join(study.engine.device)
+    with ExitStack() as held:
+        world.on_first(lambda: _hold(held, out, told))
+        return _compare(study, out, tomli_w.dumps(told), observer, stop or Stop(), world)
+
+
+def _hold(held: ExitStack, out: Path, told: dict[str, Any]) -> None:
     _check_folder(out, told)
-    with only_one(out):
-        return _compare(study, out, tomli_w.dumps(told), observer, stop or Stop())
+    held.enter_context(only_one(out))
 
 
-def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop) -> bool:
-    dataset = open_dataset(study.data, out, observer.say)
+def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop, world: World) -> bool:
+    dataset = open_together(study.data, out, observer.say, world)
     held_out = held_out_windows(dataset, study.model.context, study.heldout.windows)
+    world.on_first(lambda: _describe(study, out, text, dataset, held_out))
+    planned, spent = list(runs(study)), list[float]()
+    for number, (run, name) in enumerate(planned, 1):
+        place = out / name
+        fresh = not world.on_first((place / "result.json").is_file)
+        result = train(run, dataset, place, observer, stop, world)
+        if result is None:
+            return False
+        if result["held_out_sha256"] != held_out.sha256:
+            raise InputError(f"{place}: measured on other held-out windows; remove the folder and repeat the command")
+        world.on_first(partial(_sample, place, held_out, run.seed))
+        spent.append(result["seconds"])
+        if fresh and world.first:
+            left = sum(spent) / len(spent) * (len(planned) - number) / 60
+            told = f"{run.arm} seed {run.seed}: held-out loss {result['held_out_loss']:.3f}"
+            observer.say(f"run {number} of {len(planned)} done: {told}; about {left:.0f} min left")
+    return True
+
+
+def _describe(study: StudyConfig, out: Path, text: str, dataset: Corpus, held_out: HeldOut) -> None:
+    """Writes what the study is, and what its losses are compared with."""
     write_text(out / "study.toml", text)  # only now, so that a configuration that cannot work does not claim the folder
     key = {"held_out_sha256": held_out.sha256, "dataset_fingerprint": dataset.fingerprint}
     yardsticks = out / "yardsticks.json"
     if not yardsticks.is_file() or {name: read_json(yardsticks).get(name) for name in key} != key:
         write_json(yardsticks, {**asdict(fit_and_score(dataset, held_out.ids_NT1)), **key})
     write_json(out / "facts.json", _facts(study, dataset))
-    planned, spent = list(runs(study)), list[float]()
-    for number, (run, name) in enumerate(planned, 1):
-        fresh = not (out / name / "result.json").is_file()
-        result = train(run, dataset, out / name, observer, stop)
-        if result is None:
-            return False
-        if result["held_out_sha256"] != held_out.sha256:
-            raise InputError(f"{out / name}: measured on other held-out windows; remove the folder and repeat the command")
-        if not (out / name / "sample.json").is_file():
-            prompt = held_out.ids_NT1[len(held_out.ids_NT1) // 2, :SAMPLE_PROMPT_TOKENS].tolist()
-            write_json(out / name / "sample.json", sample(out / name / "model", prompt, run.seed))
-        spent.append(result["seconds"])
-        if fresh:
-            left = sum(spent) / len(spent) * (len(planned) - number) / 60
-            told = f"{run.arm} seed {run.seed}: held-out loss {result['held_out_loss']:.3f}"
-            observer.say(f"run {number} of {len(planned)} done: {told}; about {left:.0f} min left")
-    return True
+
+
+def _sample(run_folder: Path, held_out: HeldOut, seed: int) -> None:
+    if not (run_folder / "sample.json").is_file():
+        prompt = held_out.ids_NT1[len(held_out.ids_NT1) // 2, :SAMPLE_PROMPT_TOKENS].tolist()
+        write_json(run_folder / "sample.json", sample(run_folder / "model", prompt, seed))
 
 
 def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
@@ -107,7 +127,7 @@ def _check_folder(out: Path, told: dict[str, Any]) -> None:
     if saved.is_file():
         before = flatten(read_toml(saved))
         now = flatten(told)
-        for key in sorted(before.keys() | now.keys()):
+        for key in sorted((before.keys() | now.keys()) - FREE):
             if before.get(key) != now.get(key) and key.split(".")[0] not in ("arms", "study"):
                 raise InputError(
                     f"{out}: holds a study of another recipe ({key} is {before.get(key)!r} there, {now.get(key)!r} asked for); "

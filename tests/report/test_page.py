@@ -13,8 +13,8 @@ from tokencodes.report import figures
 from tokencodes.report.page import write_report
 from tokencodes.report.results import read_study_folder
 from tokencodes.study import compare
-from tokencodes.train.loop import Stop
 from tokencodes.train.metrics import Silent
+from tokencodes.train.stop import Stop
 
 
 @pytest.fixture(scope="module")

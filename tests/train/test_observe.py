@@ -59,8 +59,8 @@ def test_update_ratios_are_those_of_the_weights_before_and_after(model):
 
 
 def test_hidden_scales_are_those_of_the_hidden_states(model):
-    ids = torch.arange(32).view(2, 16)
-    states = model.model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+    ids = torch.arange(34).view(2, 17)
+    states = model.model(input_ids=ids[:, :-1], output_hidden_states=True, use_cache=False).hidden_states
     found = hidden_scales(model, ids)
     assert len(found) == model.config.num_hidden_layers + 1
     for scale, hidden in zip(found[:-1], states[:-1], strict=True):  # the last state has the final norm on it

@@ -12,9 +12,10 @@ from tokencodes.errors import InputError
 from tokencodes.loss import inputs_and_targets
 from tokencodes.train.corpus import open_dataset
 from tokencodes.train.ledger import read_ledger
-from tokencodes.train.loop import Stop, Trainer
+from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
 from tokencodes.train.run import train
+from tokencodes.train.stop import Stop
 from tokencodes.verify.certificate import certify
 
 BATCH = {"windows_per_update": 4, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4}

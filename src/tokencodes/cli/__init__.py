@@ -4,22 +4,29 @@ Every command takes --json: one JSON object on standard output and nothing else 
 2: unusable input, one line that names the value, the place and the way out.
 """
 
+import os
 import sys
 
 import typer
 from safetensors import SafetensorError
 from typer.exceptions import TyperException
 
-from tokencodes.cli import data, models, runs  # noqa: F401 (each adds its commands)
+from tokencodes.cli import data, models, runs, submit  # noqa: F401 (each adds its commands)
 from tokencodes.cli.common import app
-from tokencodes.errors import CheckFailed, InputError
+from tokencodes.errors import CheckFailed, Elsewhere, InputError
 
 INTERRUPTED = "interrupted; what was finished is intact, and the same command goes on from there"
 
 
 def main() -> None:
     """Entry point: turns errors that a user can act on into one line and an exit status."""
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    if "torch.distributed" in sys.modules and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        # A rank ends at once: threads of an exchange that is over may abort the interpreter as it ends.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:
@@ -28,6 +35,8 @@ def run(arguments: list[str]) -> int:
         status = app(arguments, standalone_mode=False)
         return _complain(INTERRUPTED, 130) if status == 130 else int(status or 0)
     except CheckFailed as error:
+        if isinstance(error, Elsewhere) or (error.everywhere and os.environ.get("RANK", "0") != "0"):
+            return 1
         return _complain(str(error), 1)
     except InputError as error:
         return _complain(str(error), 2)
@@ -52,5 +61,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _complain(line: str, status: int) -> int:
-    print("tokencodes: " + " ".join(line.split()), file=sys.stderr)
+    rank = f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+    print(f"tokencodes{rank}: " + " ".join(line.split()), file=sys.stderr)
     return status

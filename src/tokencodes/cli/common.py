@@ -35,7 +35,9 @@ Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
 
 
 def emit(as_json: bool, value: Any, text: str | Table) -> None:
-    """The result: JSON for a program, text or a table for a person."""
+    """The result: JSON for a program, text or a table for a person. Of several ranks, the first one speaks."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     if as_json:
         print(json.dumps(value, ensure_ascii=False, allow_nan=False))
     elif isinstance(text, Table):
@@ -63,6 +65,10 @@ def observer(as_json: bool) -> "Observer":
 
 def again() -> str:
     """The command that was given, as it can be given again from here."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        here, ranks = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+        nodes = ["--nnodes", str(ranks // here)] if ranks > here else []
+        return shlex.join(["torchrun", *nodes, "--nproc-per-node", str(here), "-m", "tokencodes", *sys.argv[1:]])
     program = Path(sys.argv[0]) if Path(sys.argv[0]).name == "tokencodes" else Path("tokencodes")
     if program.is_absolute():
         found = shutil.which("tokencodes")

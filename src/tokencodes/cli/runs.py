@@ -12,6 +12,7 @@ from tokencodes.cli.common import Json, Out, Preset, Sets, app, emit, observer, 
 from tokencodes.errors import CheckFailed, InputError
 
 if TYPE_CHECKING:
+    from tokencodes.parallel import World
     from tokencodes.train.config import RunConfig
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
@@ -21,20 +22,22 @@ app.add_typer(config_app, name="config")
 @app.command()
 def compare(preset: Preset, out: Out, sets: Sets = None, as_json: Json = False) -> None:
     """Train every arm with every seed, then write the report. Repeating the command goes on where it stopped."""
+    from tokencodes.parallel import join
     from tokencodes.report.page import write_report
     from tokencodes.study import compare as compare_arms
-    from tokencodes.train.loop import Stop
     from tokencodes.train.settings import read_study
+    from tokencodes.train.stop import Stop
 
     quiet()
 
     study, _ = read_study(preset, sets or [])
-    with Stop().listen() as stop:
-        done = compare_arms(study, out, observer(as_json), stop)
+    world = join(study.engine.device)
+    with Stop().listen() as stop, world.together():
+        done = compare_arms(study, out, observer(as_json), stop, world)
     if not done:
         stopped(as_json, out)
         return
-    report_file, told = write_report(out)
+    report_file, told = world.on_first(lambda: write_report(out))
     emit(as_json, {"done": True, "out": str(out), "report": str(report_file), **told}, f"Report: {report_file}")
 
 
@@ -55,10 +58,12 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train one run. Repeating the command goes on where it stopped."""
-    from tokencodes.train.corpus import open_dataset
-    from tokencodes.train.loop import Stop, check_folder
+    from tokencodes.parallel import join
+    from tokencodes.train.loop import check_folder
+    from tokencodes.train.run import open_together
     from tokencodes.train.run import train as train_run
     from tokencodes.train.settings import read_study
+    from tokencodes.train.stop import Stop
 
     quiet()
 
@@ -67,13 +72,13 @@ def train(
     if dry_run:
         _dry_run(run, peak, as_json)
         return
-    watcher = observer(as_json)
-    check_folder(out, run)
+    watcher, world = observer(as_json), join(run.engine.device)
+    world.on_first(lambda: check_folder(out, run))
     if replay is not None:
-        _replay(run, out, replay, as_json)
+        _replay(run, out, replay, as_json, world)
         return
-    with Stop().listen() as stop:
-        result = train_run(run, open_dataset(run.data, out, watcher.say), out, watcher, stop)
+    with Stop().listen() as stop, world.together():
+        result = train_run(run, open_together(run.data, out, watcher.say, world), out, watcher, stop, world)
     if result is None:
         stopped(as_json, out)
         return
@@ -108,13 +113,13 @@ def _dry_run(run: "RunConfig", peak: float | None, as_json: bool) -> None:
     emit(as_json, {**asdict(facts), "memory_bytes": memory, "flops": facts.flops, "hours_at_peak": hours}, table)
 
 
-def _replay(run: "RunConfig", out: Path, update: int, as_json: bool) -> None:
+def _replay(run: "RunConfig", out: Path, update: int, as_json: bool, world: "World") -> None:
     from tokencodes.train.ledger import corpus_of
     from tokencodes.train.replay import replay as compute_again
 
     if not (out / "config.toml").is_file():
         raise InputError(f"{out}: no run is here to replay an update of; name its folder by --out")
-    found = compute_again(run, corpus_of(out, run), out, update)
+    found = compute_again(run, corpus_of(out, run), out, update, world)
     same = {True: "the same, to the last bit", False: f"ANOTHER: {found.logged_loss!r}", None: "none"}[found.agrees]
     told = (
         f"update {found.update}, computed from the state after update {found.began_after}: loss {found.loss!r}, gradient norm "

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tokencodes.codes import InterfaceSpec
+from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.train.activations import activation_bytes
 from tokencodes.train.build import build_model
 from tokencodes.train.config import RunConfig, StudyConfig
@@ -67,8 +68,6 @@ def account_run(run: RunConfig) -> Account:
     body = sum(p.numel() for layer in (*model.model.layers, model.model.norm) for p in layer.parameters())
     if facts.trainable_parameters + body + head != total:
         raise AssertionError(f"{facts.trainable_parameters} + {body} + {head} parameters are not {total}")
-    matrices = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2) + head
-    attention = 6 * run.model.num_hidden_layers * run.model.hidden_size * (run.model.context + 1)
     return Account(
         interface=run.interface,
         input_parameters=facts.trainable_parameters,
@@ -82,12 +81,19 @@ def account_run(run: RunConfig) -> Account:
         optimizer_bytes=2 * FLOAT32 * total,
         activation_bytes=kept,
         activation_bytes_recomputed=recomputed,
-        flops_per_target=6 * matrices + attention,
+        flops_per_target=flops_per_target(model),
         updates=run.updates,
         targets=run.updates * run.targets_per_update,
         rank=facts.rank,
         squared_norm_mean=facts.squared_norm_mean,
     )
+
+
+def flops_per_target(model: TokenCodeForCausalLM) -> int:
+    """FLOPs of a target, forward and backward, by the formula above; T is the model's `max_position_embeddings`."""
+    config = model.config
+    matrices = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2) + model.lm_head.weight.numel()
+    return int(6 * matrices + 6 * config.num_hidden_layers * config.hidden_size * (config.max_position_embeddings + 1))
 
 
 def account(study: StudyConfig) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,9 @@
-"""The model and the sampler of a run, and the hash that says that two runs began alike."""
+"""The model and the sampler of a run, the hash that says that two runs began alike, and the model as its engine wants it."""
 
 import hashlib
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
 
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
@@ -8,7 +11,8 @@ from tokencodes.data.dataset import Corpus
 from tokencodes.data.mixture import build_sampler
 from tokencodes.data.sampler import Sampler
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
-from tokencodes.train.config import RunConfig
+from tokencodes.parallel import World, mesh_of, shard
+from tokencodes.train.config import EngineConfig, RunConfig
 
 
 def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeForCausalLM:
@@ -23,6 +27,28 @@ def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeF
         interface=str(spec),
     )
     return TokenCodeForCausalLM(config, given)
+
+
+def place(model: TokenCodeForCausalLM, engine: EngineConfig, world: World) -> None:
+    """Brings a drawn model onto its device and cuts it up as the engine says, in place. Before that, every rank holds it whole
+    in the host's memory."""
+    model.to(world.device)
+    model.head_kernel = engine.head
+    blocks = model.model.layers
+    if engine.recompute:
+        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=engine.recompute)
+    if engine.compile:
+        for block in blocks:
+            block.compile()
+    low = engine.precision == "bf16-parameters"
+    if world.ranks > 1 or low:
+        shard(model, blocks, ("loss", "target_losses"), mesh_of(world, engine.sharding), low)
+
+
+def autocast(engine: EngineConfig, world: World) -> AbstractContextManager[object]:
+    """In which a loss is computed."""
+    low = engine.precision == "bf16-autocast"
+    return torch.autocast(world.device.type, dtype=torch.bfloat16) if low else nullcontext()
 
 
 def body_sha256(model: TokenCodeForCausalLM) -> str:

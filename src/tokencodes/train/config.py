@@ -147,6 +147,10 @@ class CheckpointConfig(Section):
     keep: Positive = 2
     keep_every: NotNegative = 0
     log_spaced: bool = False
+    export: bool = False  # where a checkpoint stays for good, also the model as a Hugging Face folder, models/update-N
+    # Written while training goes on, from a copy in the host's memory. "auto": on a GPU, whose state must be copied to be
+    # written anyway; on a CPU a copy would double what training holds, to win a few milliseconds.
+    background: Literal["auto", "yes", "no"] = "auto"
 
     @model_validator(mode="after")
     def _multiples(self) -> Self:
@@ -158,9 +162,31 @@ class CheckpointConfig(Section):
         """Whether a checkpoint is written after this update."""
         return bool(self.every and update % self.every == 0) or (self.log_spaced and log_spaced(update))
 
+    def aside(self, on_gpu: bool) -> bool:
+        """Whether it is written while training goes on."""
+        return self.background == "yes" or (self.background == "auto" and on_gpu)
+
     def stays(self, update: int) -> bool:
         """Whether that checkpoint is kept for good."""
         return bool(self.keep_every and update % self.keep_every == 0) or (self.log_spaced and log_spaced(update))
+
+
+class EngineConfig(Section):
+    """How a run is computed. All but `precision` changes results by rounding only, and may change when a run goes on."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
+    # bf16-autocast: matrix products in BF16 over float32 parameters, as in the paper; bf16-parameters: parameters gathered and
+    # computed with in BF16, and the residual stream too, kept and updated in float32 (FSDP2's mixed precision)
+    precision: Literal["float32", "bf16-autocast", "bf16-parameters"] = "float32"
+    sharding: Literal["full", "hybrid", "replicate"] = "full"  # over all ranks; hybrid: within a node; replicate: not at all
+    recompute: NotNegative = 0  # every n-th block is computed again in the backward pass instead of kept; 0: none
+    compile: bool = False  # torch.compile, a block at a time
+    head: Literal["auto", "chunked", "torch", "liger", "cce"] = "auto"  # of head and cross entropy; see `loss`
+    timeout: PositiveFloat = 60.0  # seconds after which a rank that hangs ends the others, once the first update is done
+
+
+# What may differ when a run goes on: where and how, not what.
+FREE = frozenset(f"engine.{name}" for name in EngineConfig.model_fields if name != "precision")
 
 
 def log_spaced(update: int) -> bool:
@@ -178,6 +204,7 @@ class Recipe(Section):
     budget: BudgetConfig
     heldout: HeldOutConfig = HeldOutConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    engine: EngineConfig = EngineConfig()
 
     @property
     def targets_per_update(self) -> int:

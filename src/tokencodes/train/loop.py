@@ -1,75 +1,55 @@
 """The updates of one run, from its configuration to its last checkpoint.
 
 Update u takes the windows [u·G, (u+1)·G) of the sampler, so a run is a pure function of its configuration and dataset:
-stopped anywhere and repeated, it ends in the same bits (float32, one machine, one thread count).
+stopped anywhere and repeated, it ends in the same bits (float32, one machine, one thread count, one number of ranks).
+What ranks do otherwise than one process is told in `parallel`.
 """
 
 import hashlib
 import math
-import signal
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import numpy as np
 import torch
 
 from tokencodes import checkpoint
-from tokencodes.checkpoint import Stage, TrainState
+from tokencodes.checkpoint import Place, Stage, TrainState, Writer
 from tokencodes.data.dataset import Corpus
 from tokencodes.data.loader import Loader, rank_indices
 from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.files import write_json
 from tokencodes.init import initialise
 from tokencodes.loss import IGNORE, inputs_and_targets
-from tokencodes.train.build import body_sha256, build_model, sampler_of
+from tokencodes.parallel import World, join, reduce_gradients
+from tokencodes.train.account import flops_per_target
+from tokencodes.train.build import autocast, body_sha256, build_model, place, sampler_of
 from tokencodes.train.config import RunConfig, log_spaced
 from tokencodes.train.corpus import foreign
-from tokencodes.train.heldout import held_out_loss, window_loss
+from tokencodes.train.environment import memory_bytes, surroundings
+from tokencodes.train.export import write_model
+from tokencodes.train.heldout import window_loss
 from tokencodes.train.interface import settle
-from tokencodes.train.metrics import HeldOutRecord, MetricsFile, Observer, ScalesRecord, StepRecord
-from tokencodes.train.observe import hidden_scales, norms, part_norms, update_ratios
+from tokencodes.train.metrics import (
+    HeldOutRecord,
+    MetricsFile,
+    Observer,
+    ScalesRecord,
+    Silent,
+    StartRecord,
+    StepRecord,
+    Unwritten,
+)
+from tokencodes.train.nonfinite import Update, find_origin, refuse
+from tokencodes.train.observe import clip, hidden_scales, norms, part_norms, total_norm, update_ratios
 from tokencodes.train.optimizer import build_optimizer, learning_rate
+from tokencodes.train.peak import matmul_peak
 from tokencodes.train.settings import difference, read_run, write_run
+from tokencodes.train.stop import Stop
 
 REPLAY_TARGETS = 256  # whose losses a checkpoint keeps one by one
-
-
-@dataclass
-class Stop:
-    """Set by Ctrl-C or SIGTERM, read at update boundaries."""
-
-    asked: bool = False
-
-    @contextmanager
-    def listen(self) -> Iterator["Stop"]:
-        """The first signal asks for a stop at the next boundary; a second Ctrl-C ends the program as usual."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            self.asked = True
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            print("stopping at the next update; Ctrl-C again ends at once", file=sys.stderr, flush=True)
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-class NonFinite(CheckFailed):
-    """A loss or a gradient that is not finite, with what was computed."""
-
-    def __init__(self, message: str, loss: float, grad_norm: float, grad_norm_parts: dict[str, float]) -> None:
-        super().__init__(message)
-        self.loss, self.grad_norm, self.grad_norm_parts = loss, grad_norm, grad_norm_parts
 
 
 def check_folder(out: Path, run: RunConfig) -> None:
@@ -90,7 +70,10 @@ def as_tensor(ids_NT1: np.ndarray) -> torch.Tensor:
 
 
 class Trainer:
-    """One run: model, optimizer, data and counters. `run()` trains it to its budget, or to a stop."""
+    """One run: model, optimizer, data and counters. `run()` trains it to its budget, or to a stop.
+
+    Where there are several ranks, each has one, and every method is called by all of them together.
+    """
 
     def __init__(
         self,
@@ -100,33 +83,59 @@ class Trainer:
         observer: Observer,
         stop: Stop | None = None,
         on_stage: Stage = lambda name: None,
+        world: World | None = None,
     ) -> None:
         dataset.require(run.data.vocab_size)
-        self.config, self.dataset, self.out, self.observer = run, dataset, out, observer
-        self.stop, self.on_stage = stop or Stop(), on_stage
-        check_folder(out, run)
+        self.world = world or join(run.engine.device)
+        self.config, self.dataset, self.out = run, dataset, out
+        self.observer: Observer = observer if self.world.first else Silent()
+        self.stop = stop or Stop()
+        rank_indices(0, run.batch.windows_per_update, self.world.rank, self.world.ranks)
+        self.world.on_first(lambda: check_folder(out, run))
         self.shards = dataset.shards("train")
         self.sampler = sampler_of(run, dataset)
         self.held_out: HeldOut = held_out_windows(dataset, run.model.context, run.heldout.windows)
-        out.mkdir(parents=True, exist_ok=True)
-        write_run(out / "config.toml", run)
+        self.world.on_first(self._claim)
         self.model = build_model(run, *settle(run.interface, dataset)).train()
         self.model.config.tokenizer_sha256 = dataset.tokenizer_sha256
         end = dataset.tokenizer.end_of_text
         for config in (self.model.config, self.model.generation_config):
             config.bos_token_id = config.eos_token_id = end
         initialise(self.model, run.seed)
+        start = self._same_everywhere(body_sha256(self.model))
+        place(self.model, run.engine, self.world)
         self.optimizer = build_optimizer(self.model, run.optimizer)
-        self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.tokenizer_sha256, start_sha256=body_sha256(self.model))
-        self.last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)
+        self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.tokenizer_sha256, start_sha256=start)
+        self.last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)  # this rank's
+        told = run.checkpoint
+        self.writer = Writer(
+            Place(out / "checkpoints", told.keep, told.stays, on_stage, self.world),
+            self.observer.say,
+            told.aside(self.world.device.type == "cuda"),
+        )
         self._measured: tuple[int, float] | None = None  # update and held-out loss
+        self._flops, self._peak = flops_per_target(self.model), 0.0  # FLOP/s of all ranks, measured as the run starts
         self._resume()
 
+    def _claim(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_run(self.out / "config.toml", self.config)
+
+    def _same_everywhere(self, start_sha256: str) -> str:
+        found = self.world.gather(start_sha256)
+        if len(set(found)) > 1:
+            raise CheckFailed(
+                f"{self.out}: the ranks drew different initial weights ({', '.join(one[:12] for one in found)}); use the same "
+                "PyTorch build on every node"
+            )
+        return start_sha256
+
     def _resume(self) -> None:
-        newest = checkpoint.newest_intact(self.out / "checkpoints", self.observer.say)
+        folder = self.out / "checkpoints"
+        newest = self.world.on_first(lambda: checkpoint.newest_intact(folder, self.observer.say))
         if newest is None:
-            if checkpoint.checkpoints(self.out / "checkpoints"):
-                raise InputError(f"{self.out}/checkpoints: none is whole; remove that folder to begin the run again")
+            if self.world.on_first(lambda: checkpoint.checkpoints(folder)):
+                raise InputError(f"{folder}: none is whole; remove that folder to begin the run again")
             return
         told = checkpoint.read_state(newest)
         if told.dataset_fingerprint != self.dataset.fingerprint:
@@ -134,64 +143,97 @@ class Trainer:
                 f"{newest}: trained on another dataset (fingerprint {told.dataset_fingerprint[:12]}, here "
                 f"{self.dataset.fingerprint[:12]}); give that dataset, or choose another --out"
             )
-        self.state = checkpoint.restore(newest, self.model, self.optimizer)
-        self.last_ids = np.load(newest / "last_update.npy")
+        self.go_on_from(newest)
+
+    def go_on_from(self, place: Path) -> None:
+        """Takes up the state of one checkpoint."""
+        self.state = checkpoint.restore(place, self.model, self.optimizer, self.world)
+        size, world = self.config.batch.windows_per_update, self.world
+        self.last_ids = np.load(place / "last_update.npy")[rank_indices(0, size, world.rank, world.ranks)]
 
     def window_ids(self, update: int) -> np.ndarray:
         """The ids int64[G, T + 1] that update 0, 1, ... takes."""
         return read_windows(self.shards, self.sampler, rank_indices(update, self.config.batch.windows_per_update))
 
+    def loader(self) -> Loader[torch.Tensor]:
+        """The ids of this rank's part of each update."""
+        size, world = self.config.batch.windows_per_update, self.world
+        return Loader(self.shards, self.sampler, size, as_tensor, world.rank, world.ranks)
+
     def run(self) -> bool:
         """Trains until the budget or a stop; True if the budget was reached. Every stop leaves a checkpoint."""
+        with self.world.together():
+            return self._run()
+
+    def _run(self) -> bool:
         config, each = self.config, self.sampler.targets_per_window
         updates = math.ceil(config.budget.targets / (config.batch.windows_per_update * each))
+        name = f"{config.arm} seed {config.seed}"
         if updates != config.updates and self.state.update == 0:
             self.observer.say(
-                f"{config.arm} seed {config.seed}: {each:.0f} of {config.model.context} targets a window on average, so the "
-                f"budget takes about {updates:,} updates; the schedule is of {config.optimizer.schedule_updates:,}"
+                f"{name}: {each:.0f} of {config.model.context} targets a window on average, so the budget takes about "
+                f"{updates:,} updates; the schedule is of {config.optimizer.schedule_updates:,}"
             )
-        metrics = MetricsFile(self.out / "metrics.jsonl", self.state.update)
-        self.observer.begin(f"{config.arm} seed {config.seed}", self.state.update, updates)
+        metrics = MetricsFile(self.out / "metrics.jsonl", self.state.update) if self.world.first else Unwritten()
+        self.observer.begin(name, self.state.update, updates)
         if self.state.update:
-            self.observer.say(f"{config.arm} seed {config.seed}: going on after update {self.state.update}")
-        loader = Loader(self.shards, self.sampler, config.batch.windows_per_update, as_tensor)
+            self.observer.say(f"{name}: going on after update {self.state.update}")
+        loader, began = self.loader(), self.state.update
         try:
+            metrics.write(self._start())
             if self.state.update == 0:
                 self._measure(metrics)
-            while self.state.targets < config.budget.targets and not self.stop.asked:
+            stopping = self.world.any(self.stop.asked)
+            while self.state.targets < config.budget.targets and not stopping:
                 record = self.step(loader)
                 metrics.write(record)
                 self.observer.record(record)
+                if record.update == began + 1:
+                    self.world.shorten_timeout(config.engine.timeout)
                 if log_spaced(record.update):
                     self._look(metrics)
                 done = self.state.targets >= config.budget.targets
                 if done or (config.heldout.every and record.update % config.heldout.every == 0):
                     self._measure(metrics)
-                if done or self.stop.asked or config.checkpoint.due(record.update):
-                    self._save()
+                stopping = self.world.any(self.stop.asked)
+                if done or stopping or config.checkpoint.due(record.update):
+                    self._save(must=done or stopping)
         finally:
             loader.close()
             metrics.close()
+            self.writer.close()
             self.observer.end()
         return self.state.targets >= config.budget.targets
 
+    def _start(self) -> StartRecord:
+        engine, world = self.config.engine, self.world
+        dtype = torch.float32 if engine.precision == "float32" else torch.bfloat16
+        self._peak = matmul_peak(world.device, dtype) * world.ranks
+        return StartRecord(self.state.update, self._peak, surroundings(world, engine))
+
     def step(self, loader: Loader[torch.Tensor]) -> StepRecord:
         """One update: forward and backward of every microbatch, clip, step. Nothing non-finite reaches the weights."""
-        config, began = self.config, time.perf_counter()
+        config, world, began = self.config, self.world, time.perf_counter()
         windows = loader[self.state.update]
         ids = windows.numpy()
-        targets = int((windows[:, 1:] != IGNORE).sum())
-        loss = 0.0
-        for part in windows.split(config.batch.microbatch_windows):
-            part_loss = self.model.loss(*inputs_and_targets(part), num_targets=targets)
+        shared = world.gather((int((windows[:, 1:] != IGNORE).sum()), _digests(ids)))
+        targets = sum(count for count, _ in shared)
+        on_device = windows.to(world.device, non_blocking=True)
+        parts = [inputs_and_targets(part) for part in on_device.split(config.batch.microbatch_windows)]
+        losses = []
+        for number, (inputs, wanted) in enumerate(parts, 1):
+            reduce_gradients(self.model, now=number == len(parts))
+            with autocast(config.engine, world):
+                part_loss = self.model.loss(inputs, wanted, num_targets=targets)
             part_loss.backward()
-            loss += float(part_loss.detach())
+            losses.append(part_loss.detach())
+        loss_of = world.gather(sum(torch.stack(losses).tolist()))
         norm_of = norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
-        total = torch.linalg.vector_norm(torch.stack(list(norm_of.values())))
-        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), config.optimizer.clip, total)
-        norm = float(total)
+        total = total_norm(norm_of)
+        loss, norm, norm_parts = sum(loss_of), float(total), part_norms(norm_of)
         if not math.isfinite(loss) or not math.isfinite(norm):
-            self._refuse(loss, norm, norm_of)
+            self._refuse(parts, loss_of, norm, norm_of)
+        clip(self.model, config.optimizer.clip, total)
         lr = learning_rate(self.state.update, config.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -203,50 +245,57 @@ class Trainer:
             update=self.state.update + 1,
             targets=self.state.targets + targets,
             seconds=self.state.seconds + seconds,
-            windows_sha256=hashlib.sha256(self.state.windows_sha256.encode() + ids.astype("<i8").tobytes()).hexdigest(),
+            windows_sha256=_chained(self.state.windows_sha256, [one for _, digests in shared for one in digests]),
             last_loss=loss,
         )
         self.last_ids = ids
-        return StepRecord(self.state.update, self.state.targets, loss, lr, norm, seconds, part_norms(norm_of))
-
-    def _refuse(self, loss: float, norm: float, norm_of: dict[str, torch.Tensor]) -> NoReturn:
-        """Stops at an update that must not reach the weights, and leaves what there is to look at."""
-        update, size = self.state.update + 1, self.config.batch.windows_per_update
-        parts = part_norms(norm_of)
-        wrong = [name for name, value in norm_of.items() if not math.isfinite(value)]
-        first, last = (update - 1) * size, update * size - 1
-        told = {
-            "update": update,
-            "loss": str(loss),  # as text: JSON has no word for what is not finite
-            "grad_norm_parts": {part: str(value) for part, value in parts.items()},
-            "windows": [first, last],
-            "parameters_without_a_finite_gradient": wrong,
-        }
-        write_json(self.out / "nonfinite.json", told)
-        raise NonFinite(
-            f"{self.out}: loss {loss} and gradient norm {norm} in update {update} (windows {first} to "
-            f"{last}); they never reached the weights. See nonfinite.json there; the same command with "
-            f"--replay {update} computes it again, `tokencodes ledger` names its documents; or lower optimizer.peak_lr",
+        rate = targets / seconds if seconds > 0 else 0.0
+        return StepRecord(
+            self.state.update,
+            self.state.targets,
             loss,
+            lr,
             norm,
-            parts,
+            seconds,
+            norm_parts,
+            rate,
+            rate * self._flops / self._peak if self._peak else None,
+            memory_bytes(world.device),
         )
 
+    def _refuse(
+        self, parts: list[tuple[torch.Tensor, torch.Tensor]], losses: list[float], norm: float, norm_of: dict[str, torch.Tensor]
+    ) -> NoReturn:
+        """Stops at an update that must not reach the weights, and leaves what there is to look at."""
+        number, size, world = self.state.update + 1, self.config.batch.windows_per_update, self.world
+        first, last = (number - 1) * size, number * size - 1
+        own = first + world.rank * (size // world.ranks)
+        with autocast(self.config.engine, world), torch.compiler.set_stance("force_eager"):
+            origin = find_origin(self.model, parts, own, world)
+        found = Update(number, first, last, losses, norm, part_norms(norm_of), norm_of)
+        raise refuse(found, origin, self.model, self.out, world)
+
     def held_out_loss(self) -> float:
-        """Held-out loss of the weights as they are, computed once for each update."""
+        """Held-out loss of the weights as they are, computed once for each update, in the precision of training."""
         if self._measured is None or self._measured[0] != self.state.update:
-            loss = held_out_loss(self.model, self.held_out, self.config.batch.microbatch_windows)
+            ids = torch.from_numpy(self.held_out.ids_NT1)
+            with autocast(self.config.engine, self.world):
+                loss = window_loss(self.model, ids, self.config.batch.microbatch_windows, self.world)
             self._measured = self.state.update, loss
         return self._measured[1]
 
-    def _look(self, metrics: MetricsFile) -> None:
+    def _look(self, metrics: MetricsFile | Unwritten) -> None:
         """What is looked at only now and then, on held-out windows, so that no training window is read twice."""
         lr = float(self.optimizer.param_groups[0]["lr"])
-        ids = inputs_and_targets(torch.from_numpy(self.held_out.ids_NT1[: self.config.batch.microbatch_windows]))[0]
+        ids = torch.from_numpy(self.held_out.ids_NT1[: self.config.batch.microbatch_windows]).to(self.world.device)
         ratios = update_ratios(self.model, self.optimizer, lr)
-        metrics.write(ScalesRecord(self.state.update, ratios, hidden_scales(self.model, ids)))
+        with autocast(self.config.engine, self.world):
+            scales = hidden_scales(self.model, ids)
+        record = ScalesRecord(self.state.update, ratios, scales)
+        metrics.write(record)
+        self.observer.record(record)
 
-    def _measure(self, metrics: MetricsFile) -> None:
+    def _measure(self, metrics: MetricsFile | Unwritten) -> None:
         record = HeldOutRecord(self.state.update, self.state.targets, self.held_out_loss())
         if not math.isfinite(record.loss):
             raise CheckFailed(
@@ -256,11 +305,32 @@ class Trainer:
         metrics.write(record)
         self.observer.record(record)
 
-    def _save(self) -> None:
-        ids = torch.from_numpy(self.last_ids)
-        replay = window_loss(self.model, ids, self.config.batch.microbatch_windows)
-        first = ids[:1, : REPLAY_TARGETS + 1]
-        targets = tuple(self.model.target_losses(*inputs_and_targets(first))[0].tolist())
+    def _save(self, must: bool = True) -> None:
+        """Writes a checkpoint, and the model beside it where that is asked for and the checkpoint stays."""
+        config, world = self.config, self.world
+        ids = np.concatenate(world.gather(self.last_ids))
+        replay, targets = self._replayed(torch.from_numpy(ids))
         self.state = replace(self.state, replay_loss=replay, replay_targets=targets)
-        folder, told = self.out / "checkpoints", self.config.checkpoint
-        checkpoint.save(folder, self.model, self.optimizer, self.state, self.last_ids, told.keep, self.on_stage, told.stays)
+        self.writer.save(self.model, self.optimizer, self.state, ids, must)
+        if config.checkpoint.export and config.checkpoint.stays(self.state.update):
+            write_model(
+                self.model, self.dataset, self.state, ids, self.out / "models" / f"update-{self.state.update:08d}", world
+            )
+
+    def _replayed(self, ids: torch.Tensor) -> tuple[float | None, tuple[float, ...]]:
+        """The last update's loss by the weights as they are, and its first targets' one by one, in float32; without the former
+        where parameters are gathered in BF16."""
+        if self.config.engine.precision == "bf16-parameters":
+            return None, ()
+        loss = window_loss(self.model, ids, self.config.batch.microbatch_windows, self.world)
+        first = inputs_and_targets(ids[:1, : REPLAY_TARGETS + 1].to(self.world.device))
+        return loss, tuple(self.model.target_losses(*first)[0].tolist())
+
+
+def _digests(ids_NT1: np.ndarray) -> list[bytes]:
+    """SHA-256 of each window, so that the chain over them does not depend on who read which."""
+    return [hashlib.sha256(window.astype("<i8").tobytes()).digest() for window in ids_NT1]
+
+
+def _chained(before: str, digests: list[bytes]) -> str:
+    return hashlib.sha256(before.encode() + b"".join(digests)).hexdigest()

@@ -24,6 +24,9 @@ class StepRecord:
     grad_norm: float
     seconds: float
     grad_norm_parts: dict[str, float] = field(default_factory=dict)  # of input, body and head apart; see `observe`
+    rate: float = 0.0  # targets a second
+    peak_share: float | None = None  # FLOP/s by `account`'s formula over the measured peak of a matrix product, on all ranks
+    memory_bytes: int = 0  # most that the first rank has held: resident memory, or a GPU's allocated
     kind: str = "update"
 
 
@@ -47,7 +50,27 @@ class ScalesRecord:
     kind: str = "scales"
 
 
-Record = StepRecord | HeldOutRecord | ScalesRecord
+@dataclass(frozen=True)
+class StartRecord:
+    """A process began, or went on after `update`: what the figures that follow were computed with."""
+
+    update: int
+    peak_flops: float  # FLOP/s of a 2,048-wide matrix product, all ranks together
+    surroundings: dict[str, str | int]
+    kind: str = "start"
+
+
+Record = StartRecord | StepRecord | HeldOutRecord | ScalesRecord
+
+
+class Unwritten:
+    """What the other ranks write to."""
+
+    def write(self, record: Record) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 class MetricsFile:

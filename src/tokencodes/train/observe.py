@@ -9,8 +9,11 @@ from collections import defaultdict
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from tokencodes.loss import inputs_and_targets
 from tokencodes.model import TokenCodeForCausalLM
+from tokencodes.parallel import local, sum_over_shards
 
 PARTS = ("input", "body", "head")
 
@@ -21,16 +24,34 @@ def part_of(name: str) -> str:
 
 
 def norms(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Euclidean norm of each tensor, by name; one pass where the device has one."""
-    return dict(zip(tensors, torch._foreach_norm(list(tensors.values())), strict=True))
+    """Euclidean norm of each tensor, by name, over all its shards; one pass where the device has one, one exchange."""
+    if not tensors:
+        return {}
+    found = torch.stack(torch._foreach_norm([local(tensor) for tensor in tensors.values()]))
+    one = next(iter(tensors.values()))
+    if isinstance(one, DTensor):
+        found = sum_over_shards(found.square(), one).sqrt()
+    return dict(zip(tensors, found.unbind(), strict=True))
+
+
+def total_norm(norm_of: dict[str, Tensor]) -> Tensor:
+    """The norm of all tensors together, a scalar on their device."""
+    return torch.linalg.vector_norm(torch.stack(list(norm_of.values())))
 
 
 def part_norms(norm_of: dict[str, Tensor]) -> dict[str, float]:
     """Norms of the parts, from those of their tensors."""
     squares: defaultdict[str, float] = defaultdict(float)
-    for name, norm in norm_of.items():
-        squares[part_of(name)] += float(norm) ** 2
+    for name, norm in zip(norm_of, torch.stack(list(norm_of.values())).tolist(), strict=True):
+        squares[part_of(name)] += norm**2
     return {part: math.sqrt(squares[part]) for part in PARTS if part in squares}
+
+
+@torch.no_grad()
+def clip(model: TokenCodeForCausalLM, most: float, total: Tensor) -> None:
+    """Scales all gradients by most / total where that is below 1, as `torch.nn.utils.clip_grad_norm_` does, shard by shard."""
+    gradients = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    torch._foreach_mul_(gradients, torch.clamp(most / (total + 1e-6), max=1.0))
 
 
 @torch.no_grad()
@@ -40,19 +61,22 @@ def update_ratios(model: TokenCodeForCausalLM, optimizer: torch.optim.AdamW, lr:
     Weights are those after the update, so that no copy of those before is needed.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    change: defaultdict[str, float] = defaultdict(float)
-    weight: defaultdict[str, float] = defaultdict(float)
+    squares = []  # of change and weights, a pair a parameter
+    parts = []
     for group in optimizer.param_groups:
         beta1, beta2 = group["betas"]
         for parameter in group["params"]:
-            state = optimizer.state[parameter]
+            state, weight = optimizer.state[parameter], local(parameter)
             step = float(state["step"])
-            scale = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
-            direction = (state["exp_avg"] / (1 - beta1**step)).div_(scale).add_(parameter, alpha=group["weight_decay"])
-            part = part_of(names[id(parameter)])
-            change[part] += (lr * float(torch.linalg.vector_norm(direction, dtype=torch.float64))) ** 2
-            weight[part] += float(torch.linalg.vector_norm(parameter, dtype=torch.float64)) ** 2
-    return {part: _or_none(math.sqrt(change[part] / weight[part])) for part in PARTS if weight[part]}
+            scale = (local(state["exp_avg_sq"]) / (1 - beta2**step)).sqrt_().add_(group["eps"])
+            direction = (local(state["exp_avg"]) / (1 - beta1**step)).div_(scale).add_(weight, alpha=group["weight_decay"])
+            found = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in (direction, weight)]
+            squares.append(torch.stack(found).square())
+            parts.append(part_of(names[id(parameter)]))
+    told = sum_over_shards(torch.stack(squares), parameter).tolist()
+    change = {part: sum(c for of, (c, _) in zip(parts, told, strict=True) if of == part) for part in PARTS}
+    weights = {part: sum(w for of, (_, w) in zip(parts, told, strict=True) if of == part) for part in PARTS}
+    return {part: _or_none(lr * math.sqrt(change[part] / weights[part])) for part in PARTS if weights[part]}
 
 
 def _or_none(value: float) -> float | None:
@@ -60,8 +84,8 @@ def _or_none(value: float) -> float | None:
 
 
 @torch.no_grad()
-def hidden_scales(model: TokenCodeForCausalLM, ids_BT: Tensor) -> list[float | None]:
-    """Root mean square of the residual stream over `ids_BT`: as the interface gives it, then after each block; L + 1 values.
+def hidden_scales(model: TokenCodeForCausalLM, ids_NT1: Tensor) -> list[float | None]:
+    """Root mean square of the residual stream over windows: as the interface gives it, then after each block; L + 1 values.
 
     None stands for what is not finite, here and in `update_ratios`.
     """
@@ -75,7 +99,8 @@ def hidden_scales(model: TokenCodeForCausalLM, ids_BT: Tensor) -> list[float | N
     watched = [model.model.embed_tokens, *model.model.layers]
     hooks = [module.register_forward_hook(note) for module in watched]
     try:
-        model.model(input_ids=ids_BT, use_cache=False)
+        with torch.compiler.set_stance("force_eager"):  # a compiled block may not see hooks that came later
+            model.loss(*inputs_and_targets(ids_NT1))
     finally:
         for hook in hooks:
             hook.remove()

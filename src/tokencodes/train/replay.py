@@ -10,12 +10,13 @@ from pathlib import Path
 
 from tokencodes import checkpoint
 from tokencodes.data.dataset import Corpus
-from tokencodes.data.loader import Loader
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.files import read_json_lines
+from tokencodes.parallel import World
 from tokencodes.train.config import RunConfig
-from tokencodes.train.loop import NonFinite, Trainer, as_tensor
+from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent, StepRecord
+from tokencodes.train.nonfinite import NonFinite
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,20 @@ class Replayed:
         return (self.loss, self.grad_norm) == (self.logged_loss, self.logged_grad_norm)
 
 
-def replay(run: RunConfig, corpus: Corpus, out: Path, update: int) -> Replayed:
+def replay(run: RunConfig, corpus: Corpus, out: Path, update: int, world: World | None = None) -> Replayed:
     """Update 1, 2, ... of the run in `out`, again. InputError: no such update can be reached from what is there."""
     if not 1 <= update <= 1 << 40:
         raise InputError(f"update {update}: updates count from 1, as in metrics.jsonl")
     places = [path for path in checkpoint.checkpoints(out / "checkpoints") if checkpoint.update_of(path) < update]
     with tempfile.TemporaryDirectory() as aside:
-        trainer = Trainer(run, corpus, Path(aside) / "run", Silent())
+        trainer = Trainer(run, corpus, Path(aside) / "run", Silent(), world=world)
         if places:
             problem = checkpoint.damage(places[0])
             if problem:
                 raise InputError(f"{problem}; remove that checkpoint to replay from the one before it")
-            trainer.state = checkpoint.restore(places[0], trainer.model, trainer.optimizer)
+            trainer.go_on_from(places[0])
         began = trainer.state.update
-        loader = Loader(trainer.shards, trainer.sampler, run.batch.windows_per_update, as_tensor)
+        loader = trainer.loader()
         try:
             while trainer.state.update < update:
                 found: StepRecord | NonFinite = trainer.step(loader)

@@ -1,44 +1,32 @@
 """One run from the first update to its result: the folder that belongs to it, its training, and what it leaves."""
 
 import math
-import platform
-import resource
 import shutil
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 
-from tokencodes import checkpoint
-from tokencodes.data.dataset import Corpus
-from tokencodes.data.tokenizer import END_OF_TEXT
+from tokencodes.data.dataset import Corpus, Dataset
+from tokencodes.data.prepare import Say
 from tokencodes.errors import InputError
 from tokencodes.files import LOCK, only_one, read_json, write_json
-from tokencodes.train.config import RunConfig
-from tokencodes.train.loop import Stop, Trainer, check_folder
+from tokencodes.parallel import World, join
+from tokencodes.train.config import DataConfig, RunConfig
+from tokencodes.train.corpus import open_dataset, open_prepared
+from tokencodes.train.environment import memory_bytes, surroundings
+from tokencodes.train.export import write_model
+from tokencodes.train.loop import Trainer, check_folder
 from tokencodes.train.metrics import Observer
-
-RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage, in bytes
+from tokencodes.train.stop import Stop
 
 
 def finish(trainer: Trainer) -> dict[str, Any]:
     """After the last update: the model as a Hugging Face folder, and result.json, whose presence means "done"."""
-    partial, final = trainer.out / ".tmp-model", trainer.out / "model"
-    shutil.rmtree(partial, ignore_errors=True)
-    trainer.model.save_pretrained(partial)
-    tokenizer = trainer.dataset.tokenizer
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(tokenizer.path), bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
-    )
-    fast.save_pretrained(partial)
-    shutil.copyfile(tokenizer.path, partial / "tokenizer.json")  # the very bytes that the model names by hash
-    checkpoint.write_replay(partial, trainer.state, trainer.last_ids)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    config, state, held_out = trainer.config, trainer.state, trainer.held_out
+    config, state, held_out, world = trainer.config, trainer.state, trainer.held_out, trainer.world
+    ids = np.concatenate(world.gather(trainer.last_ids))
+    write_model(trainer.model, trainer.dataset, state, ids, trainer.out / "model", world)
     loss = trainer.held_out_loss()
     result = {
         "arm": config.arm,
@@ -58,31 +46,53 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         "windows_sha256": state.windows_sha256,
         "dataset_fingerprint": trainer.dataset.fingerprint,
         "seconds": state.seconds,
-        "process_peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,
-        "environment": environment(),
+        "process_peak_rss_bytes": max(world.gather(memory_bytes(world.device))),
+        "environment": surroundings(world, config.engine),
     }
-    write_json(trainer.out / "result.json", result)
+    world.on_first(lambda: write_json(trainer.out / "result.json", result))
     return result
 
 
-def train(run: RunConfig, dataset: Corpus, out: Path, observer: Observer, stop: Stop | None = None) -> dict[str, Any] | None:
-    """One run to its end: its result, or None if it was stopped (repeating the call goes on)."""
-    check_folder(out, run)
-    with only_one(out):
-        check_folder(out, run)  # again: another program may have been here before the lock was ours
-        if (out / "result.json").is_file():
-            return _kept_result(out, run, dataset)
+def open_together(config: DataConfig, folder: Path, say: Say, world: World) -> Corpus:
+    """`open_dataset` by the first rank, which prepares what must be; the others open what it found."""
+    mine: list[Corpus] = []
+    world.on_first(lambda: mine.append(open_dataset(config, folder, say)))
+    if mine:
+        return mine[0]
+    return open_prepared(config) if config.dataset is not None or config.mixture else Dataset(folder / "data")
+
+
+def train(
+    run: RunConfig, dataset: Corpus, out: Path, observer: Observer, stop: Stop | None = None, world: World | None = None
+) -> dict[str, Any] | None:
+    """One run to its end: its result, or None if it was stopped (repeating the call goes on). Where there are several ranks,
+    all of them call it."""
+    world = world or join(run.engine.device)
+    with ExitStack() as held:
+        world.on_first(lambda: _hold(held, out, run))
+        kept = world.on_first(lambda: _kept_result(out, run, dataset))
+        if kept is not None:
+            return kept
         try:
-            trainer = Trainer(run, dataset, out, observer, stop)
+            trainer = Trainer(run, dataset, out, observer, stop, world=world)
         except InputError:
-            if [path.name for path in out.iterdir()] == [LOCK]:
+            if world.first and [path.name for path in out.iterdir()] == [LOCK]:
                 shutil.rmtree(out)  # nothing was begun, so nothing is left
             raise
-        return finish(trainer) if trainer.run() else None
+        with world.together():
+            return finish(trainer) if trainer.run() else None
 
 
-def _kept_result(out: Path, run: RunConfig, dataset: Corpus) -> dict[str, Any]:
-    """The result of a finished run, if it is this run's on this dataset."""
+def _hold(held: ExitStack, out: Path, run: RunConfig) -> None:
+    check_folder(out, run)
+    held.enter_context(only_one(out))
+    check_folder(out, run)  # again: another program may have been here before the lock was ours
+
+
+def _kept_result(out: Path, run: RunConfig, dataset: Corpus) -> dict[str, Any] | None:
+    """The result of a finished run, if it is this run's on this dataset; None if there is none yet."""
+    if not (out / "result.json").is_file():
+        return None
     result = read_json(out / "result.json")
     expected = {"arm": run.arm, "seed": run.seed, "dataset_fingerprint": dataset.fingerprint}
     for key, wanted in expected.items():
@@ -91,27 +101,3 @@ def _kept_result(out: Path, run: RunConfig, dataset: Corpus) -> dict[str, Any]:
             raise InputError(f"{out}/result.json: its {key} is {found!r}, not {wanted!r}; remove the folder and train it again")
     kept: dict[str, Any] = result
     return kept
-
-
-def environment() -> dict[str, str | int]:
-    """What the numbers were computed with."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "device": "cpu",
-        "dtype": "float32",
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"

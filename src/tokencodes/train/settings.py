@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from tokencodes.errors import InputError, nearest
 from tokencodes.files import read_toml, write_text
-from tokencodes.train.config import RunConfig, StudyConfig, one_line
+from tokencodes.train.config import FREE, RunConfig, StudyConfig, one_line
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -73,9 +73,9 @@ def validate(model: type[Model], told: dict[str, Any], origin: str) -> Model:
 
 
 def difference(saved: RunConfig, asked: RunConfig) -> str | None:
-    """The first dotted key in which two runs differ, with both values; None if they are the same."""
+    """The first dotted key in which two runs differ, with both values; None if they are the same but for their engine."""
     old, new = (flatten(config.model_dump(mode="json")) for config in (saved, asked))
-    for key in sorted(old.keys() | new.keys()):
+    for key in sorted((old.keys() | new.keys()) - FREE):
         if old.get(key) != new.get(key):
             return f"{key} is {old.get(key)!r} there, {new.get(key)!r} asked for"
     return None

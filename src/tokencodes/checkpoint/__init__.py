@@ -1,0 +1,39 @@
+"""A checkpoint is a directory that appears at once, and is believed only if every byte of it is what was written.
+
+`layout` says what lies in one, `write` makes it, `read` takes it up again. It stands outside `train` because
+`verify`, `evaluate` and `export` read checkpoints and must not know the trainer.
+"""
+
+from tokencodes.checkpoint.layout import (
+    TrainState,
+    checkpoints,
+    damage,
+    find,
+    newest_intact,
+    read_replay,
+    read_state,
+    update_of,
+    write_replay,
+)
+from tokencodes.checkpoint.read import load_model, restore
+from tokencodes.checkpoint.write import Content, Place, Stage, Writer, tensors_of, write
+
+__all__ = [
+    "Content",
+    "Place",
+    "Stage",
+    "TrainState",
+    "Writer",
+    "checkpoints",
+    "damage",
+    "find",
+    "load_model",
+    "newest_intact",
+    "read_replay",
+    "read_state",
+    "restore",
+    "tensors_of",
+    "update_of",
+    "write",
+    "write_replay",
+]

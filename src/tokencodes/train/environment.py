@@ -1,0 +1,51 @@
+"""What the numbers of a run were computed with, and how much memory that took."""
+
+import platform
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from tokencodes.parallel import World
+from tokencodes.train.config import EngineConfig
+
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage, in bytes
+
+
+def surroundings(world: World, engine: EngineConfig) -> dict[str, str | int]:
+    """Versions, machine, device and engine."""
+    gpu = world.device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "processor": torch.cuda.get_device_name(world.device) if gpu else _processor(),
+        "threads": torch.get_num_threads(),
+        "device": world.device.type,
+        "dtype": engine.precision,
+        "ranks": world.ranks,
+        "sharding": engine.sharding if world.ranks > 1 else "none",
+        "recompute": engine.recompute,
+        "compile": int(engine.compile),
+    }
+
+
+def memory_bytes(device: torch.device) -> int:
+    """The most that this process has held so far: a GPU's allocated memory, or else resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"

@@ -1,0 +1,114 @@
+"""An update that is not finite: it is stopped before it reaches a weight, and what there is to know of it is written down."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokencodes.errors import CheckFailed
+from tokencodes.files import write_json
+from tokencodes.model import TokenCodeForCausalLM
+from tokencodes.parallel import World, local, reduce_gradients
+
+
+class NonFinite(CheckFailed):
+    """A loss or a gradient that is not finite, with what was computed. Every rank raises it, in the same words."""
+
+    everywhere = True
+
+    def __init__(self, message: str, loss: float, grad_norm: float, grad_norm_parts: dict[str, float]) -> None:
+        super().__init__(message)
+        self.loss, self.grad_norm, self.grad_norm_parts = loss, grad_norm, grad_norm_parts
+
+
+@dataclass(frozen=True)
+class Update:
+    """What was computed: its number from 1, its windows [first, last], losses by rank, norms of the gradient and its parts."""
+
+    number: int
+    first: int
+    last: int
+    losses: list[float]
+    norm: float
+    parts: dict[str, float]
+    norm_of: dict[str, Tensor]
+
+
+def find_origin(
+    model: TokenCodeForCausalLM, parts: list[tuple[Tensor, Tensor]], first: int, world: World
+) -> list[dict[str, Any]]:
+    """Where it begins, on each rank: the first microbatch (inputs and targets, [B, T] each) whose loss is not finite, or in
+    whose backward pass something is not, with the windows that it holds. Computes the update's microbatches once more, on
+    every rank, and leaves gradients behind.
+
+    An overflow that arises only as gradients are added up has no such place, and the list is empty.
+    """
+    seen: list[str] = []
+    watched = {"final norm": model.model.norm, **{f"block {n}": block for n, block in enumerate(model.model.layers)}}
+    hooks = [module.register_forward_hook(_watch(name, seen)) for name, module in watched.items()]
+    own: list[dict[str, Any]] = []
+    reduce_gradients(model, now=False)
+    try:
+        for inputs, targets in parts:
+            loss = model.loss(inputs, targets, num_targets=1)
+            loss.backward()
+            where = None if math.isfinite(float(loss.detach())) else "loss"
+            where = where or (f"gradient of what the {seen[0]} gives" if seen else None)
+            if where and not own:
+                own.append({"rank": world.rank, "windows": [first, first + len(inputs) - 1], "where": where})
+            seen.clear()
+            first += len(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.zero_grad(set_to_none=True)
+    return [one for told in world.gather(own) for one in told]
+
+
+def _watch(name: str, seen: list[str]) -> Any:
+    def on_output(module: torch.nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+
+        def on_gradient(gradient: Tensor) -> None:
+            if not bool(gradient.isfinite().all()):
+                seen.append(name)
+
+        hidden.register_hook(on_gradient)
+
+    return on_output
+
+
+def refuse(update: Update, origin: list[dict[str, Any]], model: TokenCodeForCausalLM, out: Path, world: World) -> NonFinite:
+    """Writes nonfinite.json; the error to raise."""
+    bad = [name for name, p in model.named_parameters() if not bool(local(p.detach()).isfinite().all())]
+    weights = sorted({name for told in world.gather(bad) for name in told})
+    loss = sum(update.losses)
+    told = {
+        "update": update.number,
+        "windows": [update.first, update.last],
+        "loss": str(loss),  # as text: JSON has no word for what is not finite
+        "loss_by_rank": [str(value) for value in update.losses],
+        "begins": origin,
+        "grad_norm_parts": {part: str(value) for part, value in update.parts.items()},
+        "parameters_without_a_finite_gradient": [n for n, value in update.norm_of.items() if not math.isfinite(value)],
+        "parameters_not_finite_themselves": weights,
+    }
+    world.on_first(lambda: write_json(out / "nonfinite.json", told))
+    shown = (f"windows {one['windows'][0]} to {one['windows'][1]}, {one['where']}" for one in origin)
+    places = [f"rank {one['rank']}, {text}" if world.ranks > 1 else text for one, text in zip(origin, shown, strict=True)]
+    begins = f"it begins at {'; '.join(places) or 'a sum of finite parts'}"
+    if weights:
+        begins = f"{weights[0]} was not finite before"
+    number, first, last = update.number, update.first, update.last
+    number, first, last = update.number, update.first, update.last
+    return NonFinite(
+        f"{out}: loss {loss} and gradient norm {update.norm} in update {number} (windows {first} to {last}); {begins}. They "
+        f"never reached the weights. See nonfinite.json there; the same command with --replay {number} computes it again, "
+        "`tokencodes ledger` names its documents; or lower optimizer.peak_lr",
+        loss,
+        update.norm,
+        update.parts,
+    )

@@ -1,0 +1,303 @@
+"""Trackers: observers that show runs in TensorBoard, trackio or Weights & Biases. metrics.jsonl stays the truth.
+
+A record goes there by its fields: numbers as scalars named KIND/FIELD, nested ones KIND/FIELD.KEY or KIND/FIELD.3, at the step
+`update`; text as description. All of it lies in OUT/track/TRACKER, one tracker run for each run of a study. A run that is
+resumed at update U computes the updates after U again, to the same bits, so whatever a killed try had told about them is true:
+TensorBoard hides it and takes it anew, the others, which cannot take back, are not told it twice.
+
+A tracker never stops a run: one that is not installed is an error before training; one that fails later is dropped with a line.
+Only one process may track a run: the first rank.
+"""
+
+import io
+import json
+import os
+import re
+import secrets
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout, suppress
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tokencodes.errors import InputError, nearest
+from tokencodes.files import read_toml
+from tokencodes.train.metrics import Observer, Record
+
+FOLDER = "track"
+FLUSH_SECONDS = 30
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values inside nested tables and lists, with dotted names: `grad_norm_parts.body`, `hidden_scales.3`."""
+    if isinstance(value, dict):
+        inside = value.items()
+    elif isinstance(value, list | tuple):
+        inside = {str(index): one for index, one in enumerate(value)}.items()
+    else:
+        yield name, value
+        return
+    for key, inner in inside:
+        yield from leaves(inner, f"{name}.{key}" if name else str(key))
+
+
+def split(record: Record) -> tuple[dict[str, float], dict[str, str]]:
+    """A record's numbers and its texts, named KIND/FIELD; its kind and its update are no values, and None is nothing."""
+    told = asdict(record)
+    kind = told.pop("kind")
+    told.pop("update", None)
+    named = [(f"{kind}/{name}", value) for name, value in leaves(told)]
+    numbers = {name: float(value) for name, value in named if isinstance(value, int | float)}
+    return numbers, {name: value for name, value in named if isinstance(value, str)}
+
+
+def configuration(out: Path, name: str) -> dict[str, Any]:
+    """What a run was made with, as its folder has it: `out` itself, or for a study OUT/ARM/seed-N of the run `ARM seed N`."""
+    arm, _, seed = name.rpartition(" seed ")
+    files = (out / "config.toml", out / arm / f"seed-{seed}" / "config.toml")
+    return next((read_toml(file) for file in files if file.is_file()), {})
+
+
+class Told:
+    """What a tracker that cannot take back was told: the last update of each kind of record, in a file beside its data.
+
+    `id` is the tracker's run. A run that begins anew, or was not tracked before, gets a new one.
+    """
+
+    def __init__(self, path: Path, update: int) -> None:
+        self._path = path
+        before = self._read() if update > 0 else None
+        self.resumed = before is not None
+        self.id: str = before["id"] if before else secrets.token_hex(8)
+        self._last: dict[str, int] = before["last"] if before else {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write()
+
+    def new(self, kind: str, update: int) -> bool:
+        """Whether a record is news, and not older than what was told last; from now on it is none."""
+        if update <= self._last.get(kind, -1) or update < max(self._last.values(), default=0):
+            return False
+        self._last[kind] = update
+        self._write()
+        return True
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            return {"id": str(found["id"]), "last": {str(kind): int(update) for kind, update in found["last"].items()}}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # a tracker's own bookkeeping is no reason to stop: a new run there shows what is to come
+
+    def _write(self) -> None:
+        partial = self._path.with_name(f".tmp-{self._path.name}")
+        partial.write_text(json.dumps({"id": self.id, "last": self._last}) + "\n", encoding="utf-8")
+        partial.replace(self._path)  # without fsync: it is written at every update, and a loss costs a picture
+
+
+class Tracker(ABC):
+    """One tracker as an observer. A subclass opens, logs and closes; InputError if its package is not installed."""
+
+    name: ClassVar[str]
+    package: ClassVar[str]
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.folder = out, out.absolute() / FOLDER / self.name
+        self.prepare()
+        try:
+            self.module = import_module(self.package)
+        except ImportError as error:
+            told = " ".join(str(error).split())
+            raise InputError(
+                f"tracker {self.name!r}: not installed ({told}); install it by: pip install 'tokencodes[track]'"
+            ) from None
+
+    def begin(self, name: str, update: int, updates: int) -> None:
+        """A run starts, or goes on from `update`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with redirect_stdout(io.StringIO()):  # standard output is the result's
+            self.open(re.sub(r"[^\w.+-]+", "-", name), configuration(self.out, name), update)
+
+    def record(self, record: Record) -> None:
+        """A record was written."""
+        numbers, texts = split(record)
+        self.log(record.kind, numbers, texts, int(asdict(record).get("update", 0)))
+
+    def say(self, line: str) -> None:
+        """Nothing: lines are for a person."""
+        return
+
+    def end(self) -> None:
+        """The run has stopped."""
+        with redirect_stdout(io.StringIO()):
+            self.close()
+
+    @property
+    def project(self) -> str:
+        """What the runs of this folder are called together."""
+        return re.sub(r"[^\w.+-]+", "-", self.out.absolute().name).strip("-.") or "tokencodes"
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """What must be settled before the package is imported."""
+
+    @abstractmethod
+    def open(self, run: str, config: dict[str, Any], update: int) -> None:
+        """The tracker's run of this name: a new one at update 0, else the one that was, to go on after `update`."""
+
+    @abstractmethod
+    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], update: int) -> None:
+        """The values of one record."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The end of the tracker's run; it may never have been opened."""
+
+
+class TensorBoard(Tracker):
+    """Event files in OUT/track/tensorboard/RUN: `tensorboard --logdir OUT/track/tensorboard`."""
+
+    name, package = "tensorboard", "torch.utils.tensorboard"
+
+    def prepare(self) -> None:
+        """Nothing."""
+        self._writer: Any = None
+
+    def open(self, run: str, config: dict[str, Any], update: int) -> None:
+        """`purge_step` hides what a killed try had told beyond the checkpoint."""
+        purge = update + 1 if update else 0
+        self._writer = self.module.SummaryWriter(str(self.folder / run), purge_step=purge, flush_secs=FLUSH_SECONDS)
+        text = json.dumps(config, indent=2, ensure_ascii=False, default=str)
+        self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), update)
+
+    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], update: int) -> None:
+        """One scalar or text a value."""
+        for name, number in numbers.items():
+            self._writer.add_scalar(name, number, update)
+        for name, text in texts.items():
+            self._writer.add_text(name, text, update)
+
+    def close(self) -> None:
+        """Writes what is left."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Trackio(Tracker):
+    """A local trackio project in OUT/track/trackio: `TRACKIO_DIR=OUT/track/trackio trackio show`."""
+
+    name, package = "trackio", "trackio"
+
+    def prepare(self) -> None:
+        """trackio reads where it writes from the environment, once, when it is imported."""
+        self._run: Any = None
+        if self.package in sys.modules and os.environ.get("TRACKIO_DIR") != str(self.folder):
+            raise InputError(f"tracker 'trackio': this program uses it for another folder already, so not for {self.folder}")
+        os.environ["TRACKIO_DIR"] = str(self.folder)
+
+    def open(self, run: str, config: dict[str, Any], update: int) -> None:
+        """A run of this name goes on if it is known."""
+        self._told = Told(self.folder / f"{run}.json", update)
+        resume = "allow" if self._told.resumed else "never"
+        project = f"tokencodes-{self.project}".replace("_", "-")  # names such as NAME_system are trackio's own
+        self._run = self.module.init(project=project, name=run, config=config, resume=resume, embed=False)
+
+    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], update: int) -> None:
+        """Numbers alone; a configuration cannot be added to."""
+        if numbers and self._told.new(kind, update):
+            self._run.log(numbers, step=update)
+
+    def close(self) -> None:
+        """Writes what is left."""
+        if self._run is not None:
+            self.module.finish()
+            self._run = None
+
+
+class Wandb(Tracker):
+    """Weights & Biases, with a copy in OUT/track/wandb. WANDB_MODE=offline: only that; `wandb sync` uploads it later."""
+
+    name, package = "wandb", "wandb"
+
+    def prepare(self) -> None:
+        """Nothing."""
+        self._run: Any = None
+
+    def open(self, run: str, config: dict[str, Any], update: int) -> None:
+        """A run goes on by its id."""
+        self._told = Told(self.folder / f"{run}.json", update)
+        settings = self.module.Settings(console="off", silent=True, disable_git=True, save_code=False)
+        self._run = self.module.init(
+            project=f"tokencodes-{self.project}",
+            name=run,
+            id=self._told.id,
+            resume="allow" if self._told.resumed else None,
+            dir=str(self.folder.parent),  # it adds a folder `wandb` by itself
+            config=config,
+            settings=settings,
+        )
+
+    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], update: int) -> None:
+        """Records of one update become one row; texts belong to the configuration."""
+        if numbers and self._told.new(kind, update):
+            self._run.log(numbers, step=update)
+        if texts:
+            self._run.config.update(texts, allow_val_change=True)
+
+    def close(self) -> None:
+        """Writes, and where there is a network uploads, what is left."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+
+TRACKERS: dict[str, type[Tracker]] = {one.name: one for one in (TensorBoard, Trackio, Wandb)}
+
+
+def trackers(names: list[str], out: Path) -> list[Observer]:
+    """The trackers of these names for a run's or a study's folder. InputError: no such tracker, or not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise InputError(f"tracker {name!r}: no such tracker; {nearest(name, TRACKERS)}")
+    return [TRACKERS[name](out) for name in dict.fromkeys(names)]
+
+
+class Several:
+    """Tells all observers. A tracker that fails is dropped, with one line to the others; training goes on."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self.observers = list(observers)
+
+    def begin(self, name: str, update: int, updates: int) -> None:
+        """To all."""
+        self._each(lambda one: one.begin(name, update, updates))
+
+    def record(self, record: Record) -> None:
+        """To all."""
+        self._each(lambda one: one.record(record))
+
+    def say(self, line: str) -> None:
+        """To all."""
+        self._each(lambda one: one.say(line))
+
+    def end(self) -> None:
+        """To all."""
+        self._each(lambda one: one.end())
+
+    def _each(self, tell: Callable[[Observer], None]) -> None:
+        for one in tuple(self.observers):
+            try:
+                tell(one)
+            except Exception as error:
+                if not isinstance(one, Tracker):
+                    raise
+                self._drop(one, error)
+
+    def _drop(self, tracker: Tracker, error: Exception) -> None:
+        self.observers.remove(tracker)
+        with suppress(Exception):
+            tracker.end()
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        self.say(f"tracker {tracker.name!r} failed and is dropped ({why}); training goes on, metrics.jsonl has everything")

@@ -1,0 +1,92 @@
+"""Ranks as forked children that meet over gloo, for tests and soaks. The parent imports what is needed and computes nothing."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Rank:
+    """A child; `told` once it has ended: its value, its error, or the signal that ended it."""
+
+    pid: int
+    pipe: int
+    seconds: float = 0.0
+    told: dict[str, Any] | None = None
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Sends a signal, if it still runs."""
+        if self.told is None:
+            os.kill(self.pid, number)
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def start(ranks: int, work: Callable[[int], object], ranks_here: int | None = None) -> list[Rank]:
+    """Forks the ranks; each calls `work(rank)` in an environment such as torchrun makes."""
+    port, children = free_port(), []
+    for rank in range(ranks):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            here = ranks_here or ranks
+            told = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank % here, "LOCAL_WORLD_SIZE": here}
+            os.environ |= {key: str(value) for key, value in told.items()}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            torch.set_num_threads(1)
+            os.write(writer, json.dumps(_outcome(work, rank)).encode())
+            sys.stdout.flush()
+            os._exit(0)
+        os.close(writer)
+        children.append(Rank(pid, reader))
+    return children
+
+
+def _outcome(work: Callable[[int], object], rank: int) -> dict[str, Any]:
+    try:
+        return {"value": work(rank)}
+    except BaseException as error:
+        told = {"error": type(error).__name__, "message": str(error)}
+        return told if isinstance(error, ValueError | RuntimeError | OSError) else {**told, "trace": traceback.format_exc()}
+
+
+def wait(children: list[Rank], timeout: float = 120.0) -> list[dict[str, Any]]:
+    """Until all have ended; what each told. Whoever has not by then is killed, and told as `late`."""
+    began = time.monotonic()
+    while any(child.told is None for child in children):
+        late = time.monotonic() - began > timeout
+        for child in children:
+            if child.told is None:
+                if late:
+                    os.kill(child.pid, signal.SIGKILL)
+                pid, status = os.waitpid(child.pid, 0 if late else os.WNOHANG)
+                if pid:
+                    child.seconds = time.monotonic() - began
+                    child.told = {"late": True} if late else _told(child, status)
+        time.sleep(0.01)
+    return [child.told or {} for child in children]
+
+
+def _told(child: Rank, status: int) -> dict[str, Any]:
+    with os.fdopen(child.pipe) as pipe:
+        text = pipe.read()
+    return {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else json.loads(text)
+
+
+def run(ranks: int, work: Callable[[int], object], ranks_here: int | None = None) -> list[dict[str, Any]]:
+    """`start` and `wait`."""
+    return wait(start(ranks, work, ranks_here))

@@ -1,0 +1,139 @@
+"""Several ranks: the same run but for rounding, and faults on one of them that end or stop all. Forked by `train_on_ranks`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokencodes.data.convert import PrepareOptions
+from tokencodes.data.prepare import prepare
+from tokencodes.data.text import read_documents
+from tokencodes.data.tokenizer import train_tokenizer
+
+ROOT = Path(__file__).parent.parent.parent
+EXACT, ROUNDED = 2e-6, 2e-3  # relative, of losses in float32 and with products in BF16
+
+
+@pytest.fixture(scope="module")
+def told(texts, dataset, tmp_path_factory) -> dict:
+    """What every scenario told; V = 3,071 is a vocabulary that no number of ranks here divides."""
+    folder = tmp_path_factory.mktemp("ranks")
+    documents = (document.text for file in sorted(texts.iterdir()) for document in read_documents(file))
+    train_tokenizer(documents, 3071, folder / "tokenizer.json")
+    odd = prepare([str(texts)], folder / "tokenizer.json", folder / "data", PrepareOptions(validation=0.2))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "tests/train_on_ranks.py", str(dataset.path), str(odd.path), str(folder / "runs")],
+        capture_output=True,
+        text=True,
+        timeout=560,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def values(results: list[dict]) -> list[dict]:
+    """What the ranks returned; none may have failed."""
+    assert all("value" in one for one in results), results
+    return [one["value"] for one in results]
+
+
+@pytest.mark.parametrize("arm", ["learned", "gf2"])
+@pytest.mark.parametrize(
+    ("engine", "tolerance"),
+    [
+        ("full", EXACT),
+        ("replicate", EXACT),
+        ("hybrid", EXACT),
+        ("recompute", EXACT),
+        ("recompute, sharded", EXACT),
+        ("compile", EXACT),
+        ("torch head", EXACT),
+        ("autocast", ROUNDED),
+        ("autocast, sharded", ROUNDED),
+        ("bf16 parameters", ROUNDED),
+        ("bf16 parameters, sharded", ROUNDED),
+    ],
+)
+def test_ranks_and_engines_change_a_run_by_rounding_only(told, arm, engine, tolerance):
+    if engine not in told["engines"][arm]:
+        pytest.skip(f"tried with the other arm: {engine}")
+    one, other = told["engines"][arm]["one"], told["engines"][arm][engine]
+    ends = values(other["ranks"])
+    assert len({rank["end"] for rank in ends}) == 1, "the ranks hold different weights"
+    assert {rank["begin"] for rank in ends} == {rank["begin"] for rank in values(one["ranks"])}
+    assert len(one["losses"]) == 8
+    assert other["losses"] == pytest.approx(one["losses"], rel=tolerance)
+    assert other["heldout"] == pytest.approx(one["heldout"], rel=tolerance)
+    for ours, theirs in zip(other["norms"], one["norms"], strict=True):
+        assert ours == pytest.approx(theirs, rel=100 * tolerance)
+    for (ratios, scales), (their_ratios, their_scales) in zip(other["scales"], one["scales"], strict=True):
+        assert ratios == pytest.approx(their_ratios, rel=100 * tolerance)
+        assert scales == pytest.approx(their_scales, rel=10 * tolerance)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_what_two_ranks_saved_any_number_takes_up(told, ranks):
+    found = told["world_sizes"][str(ranks)]
+    saved, went_on = values(found["saved"]), values(found["went_on"])
+    assert {(rank["done"], rank["update"]) for rank in saved} == {(False, 4)}, "one rank alone was asked to stop"
+    assert len(went_on) == ranks
+    assert {rank["begin"] for rank in went_on} == {saved[0]["end"]}
+    assert {(rank["done"], rank["update"]) for rank in went_on} == {(True, 8)}
+    assert found["losses"] == pytest.approx(told["engines"]["gf2"]["one"]["losses"], rel=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "begins", "says"),
+    [
+        ("batch", [{"rank": 1, "windows": [15, 15], "where": "loss"}], "it begins at rank 1, windows 15 to 15, loss"),
+        ("weight", None, "model.layers.1.mlp.up_proj.weight was not finite before"),
+        (
+            "gradient",
+            [{"rank": 1, "windows": [14, 14], "where": "gradient of what the block 0 gives"}],
+            "it begins at rank 1, windows 14 to 14, gradient",
+        ),
+    ],
+)
+def test_what_is_not_finite_on_one_rank_stops_all_before_the_update_and_is_named(told, kind, begins, says):
+    found = told["not_finite"][kind]
+    assert [rank["error"] for rank in found["ranks"]] == ["NonFinite", "NonFinite"]
+    assert len({rank["message"] for rank in found["ranks"]}) == 1
+    assert "in update 4 (windows 12 to 15)" in found["ranks"][0]["message"]
+    assert says in found["ranks"][0]["message"]
+    assert found["updates"] == 3
+    assert found["newest"] == 2
+    assert found["file"]["windows"] == [12, 15]
+    if begins:
+        assert found["file"]["begins"] == begins
+    else:
+        assert found["file"]["parameters_not_finite_themselves"] == ["model.layers.1.mlp.up_proj.weight"]
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("killed", 20), ("hangs", 40)])
+def test_a_rank_that_is_gone_or_hangs_ends_the_others_within_a_minute(told, kind, seconds):
+    found = told["lost"][kind]
+    assert found["first"]["error"] == "CheckFailed"
+    assert "rank 0 of 2: another rank is gone or hangs" in found["first"]["message"]
+    assert found["seconds"] < seconds
+    assert set(found["damage"]) == {None}
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_update_and_the_end_is_the_same(told):
+    found = told["signalled"]
+    assert [rank["done"] for rank in values(found["stopped"])] == [False, False]
+    assert 3 <= found["update"] < 30
+    assert values(found["went_on"])[0]["end"] == values(found["undisturbed"])[0]["end"]
+
+
+def test_a_checkpoint_written_aside_is_the_one_that_is_written_at_once(told):
+    ends = {}
+    for background, found in told["in_background"].items():
+        ends[background] = values(found["ranks"])[0]["end"]
+        assert found["checkpoints"] == ["update-00000008", "update-00000006", "update-00000004"]
+        assert set(found["damage"]) == {None}
+        assert found["models"] == ["update-00000004", "update-00000008"]
+    assert ends["yes"] == ends["no"]
