@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     """The bytes of every file of a dataset but the locks."""
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != LOCK)
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that gives a folder, a file system of its own, this many bytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small file system")
+
+    def sized(size: int) -> Path:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+        return disk
+
+    yield sized
+    subprocess.run(["umount", str(disk)], check=True)

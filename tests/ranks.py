@@ -20,7 +20,6 @@ class Rank:
 
     pid: int
     pipe: int
-    seconds: float = 0.0
     told: dict[str, Any] | None = None
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -64,19 +63,27 @@ def _outcome(work: Callable[[int], object], rank: int) -> dict[str, Any]:
         return told if isinstance(error, ValueError | RuntimeError | OSError) else {**told, "trace": traceback.format_exc()}
 
 
+def reap(children: list[Rank]) -> None:
+    """Notes what those have told that have ended."""
+    for child in children:
+        if child.told is None:
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            if pid:
+                child.told = _told(child, status)
+
+
 def wait(children: list[Rank], timeout: float = 120.0) -> list[dict[str, Any]]:
     """Until all have ended; what each told. Whoever has not by then is killed, and told as `late`."""
     began = time.monotonic()
     while any(child.told is None for child in children):
-        late = time.monotonic() - began > timeout
-        for child in children:
-            if child.told is None:
-                if late:
+        reap(children)
+        if time.monotonic() - began > timeout:
+            for child in children:
+                if child.told is None:
                     os.kill(child.pid, signal.SIGKILL)
-                pid, status = os.waitpid(child.pid, 0 if late else os.WNOHANG)
-                if pid:
-                    child.seconds = time.monotonic() - began
-                    child.told = {"late": True} if late else _told(child, status)
+                    os.waitpid(child.pid, 0)
+                    os.close(child.pipe)
+                    child.told = {"late": True}
         time.sleep(0.01)
     return [child.told or {} for child in children]
 

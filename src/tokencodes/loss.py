@@ -74,13 +74,19 @@ class _HeadCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.promote_types(h_ND.dtype, torch.float32), device=h_ND.device)
         grad_h_ND = torch.empty_like(h_ND) if wants_gradient else None
         grad_head_VD = torch.zeros_like(head_VD, dtype=total.dtype) if wants_gradient else None
+        # One array of logits for all chunks: a new one for each would be new memory, which costs as much as what is done in it.
+        logits_RV = torch.empty((min(rows, len(h_ND)), len(head_VD)), dtype=total.dtype, device=h_ND.device)
         for start in range(0, len(h_ND), rows):
             targets = targets_N[start : start + rows]
             ignored = (targets == IGNORE)[:, None]
             # A row that does not count becomes zero before it is multiplied: D numbers to write, not V; no NaN gets further.
             h = h_ND[start : start + rows].masked_fill(ignored, 0.0)
             picked = targets[:, None].masked_fill(ignored, 0)
-            logits = (h @ cast_VD.T).to(total.dtype)
+            logits = logits_RV[: len(h)]
+            if h.dtype == total.dtype:
+                torch.mm(h, cast_VD.T, out=logits)
+            else:
+                logits.copy_(h @ cast_VD.T)
             of_target = logits.gather(1, picked)
             top = logits.amax(-1, keepdim=True)
             # In place: the logits become exp(logits - top), then the gradient. Only one array of this size exists.
@@ -97,14 +103,18 @@ class _HeadCrossEntropy(torch.autograd.Function):
                 grad_head_VD += gradient.T @ h
         if wants_gradient:
             ctx.save_for_backward(grad_h_ND, grad_head_VD)
-            ctx.head_dtype = head_VD.dtype
+            ctx.head_dtype, ctx.used = head_VD.dtype, False
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.used:
+            raise RuntimeError("a second backward pass through the same loss: compute it again, its gradients are used up")
         grad_h_ND, grad_head_VD = ctx.saved_tensors
-        return grad_h_ND * grads[0], (grad_head_VD * grads[0]).to(ctx.head_dtype), None, None, None, None
+        ctx.used = True
+        # In place: the head's gradient is as large as the head, and would exist twice while all activations still do.
+        return grad_h_ND.mul_(grads[0]), grad_head_VD.mul_(grads[0]).to(ctx.head_dtype), None, None, None, None
 
 
 def _chunked(h_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:

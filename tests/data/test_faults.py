@@ -186,23 +186,6 @@ def test_of_two_at_once_into_one_folder_one_is_refused_or_both_end_in_the_same_b
 # No room
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A function that gives a folder, a file system of its own, this many bytes."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("needs the right to mount a small file system")
-
-    def sized(size: int) -> Path:
-        subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
-        return disk
-
-    yield sized
-    subprocess.run(["umount", str(disk)], check=True)
-
-
 @pytest.mark.parametrize(("share", "workers"), [(0.05, 1), (0.3, 1), (0.6, 1), (0.9, 1), (0.5, 2)])
 def test_a_full_disk_is_one_line_and_with_room_the_bytes_are_the_same(
     share, workers, texts, tokenizer_path, tmp_path, small_disk, capsys

@@ -30,6 +30,9 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one value; repeatable.")]
+Track = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Show runs in tensorboard, trackio or wandb too; repeatable.")
+]
 Preset = Annotated[str, typer.Argument(help="A preset's name, or a TOML file.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
 
@@ -56,11 +59,17 @@ def short(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def observer(as_json: bool) -> "Observer":
-    """Who is told what happens: nobody where a program reads the output."""
+def observer(as_json: bool, track: list[str] | None = None, out: Path = Path()) -> "Observer":
+    """Who is told what happens: a person, but where a program reads the output; and trackers, which write into `out`."""
     from tokencodes.train.metrics import Silent, Terminal
 
-    return Silent() if as_json else Terminal()
+    someone = Silent() if as_json else Terminal()
+    if not track:
+        return someone
+    from tokencodes.train.track import Several, trackers
+
+    found = trackers(track, out)  # by every rank, so that all of them refuse a name
+    return Several([someone, *found]) if os.environ.get("RANK", "0") == "0" else someone
 
 
 def again() -> str:

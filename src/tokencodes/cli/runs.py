@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from tokencodes.cli.common import Json, Out, Preset, Sets, app, emit, observer, quiet, stopped
+from tokencodes.cli.common import Json, Out, Preset, Sets, Track, app, emit, observer, quiet, stopped
 from tokencodes.errors import CheckFailed, InputError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ app.add_typer(config_app, name="config")
 
 
 @app.command()
-def compare(preset: Preset, out: Out, sets: Sets = None, as_json: Json = False) -> None:
+def compare(preset: Preset, out: Out, sets: Sets = None, track: Track = None, as_json: Json = False) -> None:
     """Train every arm with every seed, then write the report. Repeating the command goes on where it stopped."""
     from tokencodes.parallel import join
     from tokencodes.report.page import write_report
@@ -33,7 +33,7 @@ def compare(preset: Preset, out: Out, sets: Sets = None, as_json: Json = False) 
     study, _ = read_study(preset, sets or [])
     world = join(study.engine.device)
     with Stop().listen() as stop, world.together():
-        done = compare_arms(study, out, observer(as_json), stop, world)
+        done = compare_arms(study, out, observer(as_json, track, out), stop, world)
     if not done:
         stopped(as_json, out)
         return
@@ -52,9 +52,12 @@ def train(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would take, and train nothing.")] = False,
     peak: Annotated[
-        float | None, typer.Option(metavar="TFLOPS", min=1e-6, help="With --dry-run: the rate at which to tell the time.")
+        float | None,
+        typer.Option(metavar="TFLOPS", min=1e-6, help="With --dry-run: the rate, of all ranks, to tell the time at."),
     ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="With --dry-run: among how many ranks (eight a node) memory is told.")] = 1,
     sets: Sets = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Train one run. Repeating the command goes on where it stopped."""
@@ -70,9 +73,9 @@ def train(
     study, _ = read_study(preset, sets or [])
     run = study.run(arm or study.study.baseline, study.study.seeds[0] if seed is None else seed)
     if dry_run:
-        _dry_run(run, peak, as_json)
+        _dry_run(run, peak, ranks, as_json)
         return
-    watcher, world = observer(as_json), join(run.engine.device)
+    watcher, world = observer(as_json, track, out), join(run.engine.device)
     world.on_first(lambda: check_folder(out, run))
     if replay is not None:
         _replay(run, out, replay, as_json, world)
@@ -88,19 +91,21 @@ def train(
     emit(as_json, {"done": True, "out": str(out), **result}, told)
 
 
-def _dry_run(run: "RunConfig", peak: float | None, as_json: bool) -> None:
+def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) -> None:
+    from tokencodes.data.loader import rank_indices
     from tokencodes.train.account import account_run
 
+    rank_indices(0, run.batch.windows_per_update, 0, ranks)
     facts = account_run(run)
     hours = facts.flops / (peak * 1e12) / 3600 if peak else None
-    memory = facts.state_bytes + facts.activation_bytes
-    state, kept, fewer = (
-        f"{count / 1e9:,.2f}" for count in (facts.state_bytes, facts.activation_bytes, facts.activation_bytes_recomputed)
-    )
+    state = facts.state_bytes_of_a_rank(run, ranks, 8)
+    memory = state + facts.activation_bytes
+    told, kept, fewer = (f"{count / 1e9:,.2f}" for count in (state, facts.activation_bytes, facts.activation_bytes_recomputed))
+    where = f"each of {ranks} ranks, {run.engine.sharding}" if ranks > 1 else "one process"
     rows: dict[str, str] = {
         "parameters": f"{facts.total_parameters:,} ({facts.input_parameters:,} of the input)",
-        "memory of one process, float32": f"{memory / 1e9:,.2f} GB: state {state}, activations of a microbatch {kept} "
-        f"(were blocks recomputed: {fewer})",
+        f"memory of {where}, {run.engine.precision}": f"{memory / 1e9:,.2f} GB: state {told}, activations of a microbatch "
+        f"{kept} (were all blocks recomputed: {fewer})",
         "updates": f"{facts.updates:,}, each of {run.batch.windows_per_update:,} windows, {run.targets_per_update:,} targets",
         "targets": f"{facts.targets:,}",
         "FLOPs": f"{facts.flops:.3e}, {facts.flops_per_target:,} a target",

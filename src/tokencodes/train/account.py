@@ -12,7 +12,7 @@ import torch
 
 from tokencodes.codes import InterfaceSpec
 from tokencodes.model import TokenCodeForCausalLM
-from tokencodes.train.activations import activation_bytes
+from tokencodes.train.activations import count_activations
 from tokencodes.train.build import build_model
 from tokencodes.train.config import RunConfig, StudyConfig
 from tokencodes.train.interface import settle
@@ -34,7 +34,7 @@ class Account:
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
-    activation_bytes: int  # of one microbatch; see `activations`
+    activation_bytes: int  # of one microbatch, as the run's engine keeps them; see `activations`
     activation_bytes_recomputed: int  # the same if every block were recomputed in the backward pass
     flops_per_target: int
     updates: int
@@ -46,6 +46,19 @@ class Account:
     def state_bytes(self) -> int:
         """What stays in memory from update to update: weights, gradients, optimizer, buffers."""
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
+
+    def state_bytes_of_a_rank(self, run: RunConfig, ranks: int, ranks_a_node: int) -> int:
+        """The same on each of several ranks: its shard; and, where parameters are sharded, the largest two groups gathered with
+        their gradients, and all gradients if an update has several microbatches, since they are reduced once."""
+        shards = {"full": ranks, "hybrid": min(ranks, ranks_a_node), "replicate": 1}[run.engine.sharding]
+        own = -(-(self.state_bytes - self.buffer_bytes) // shards) + self.buffer_bytes
+        if ranks == 1:
+            return own
+        block = (self.body_parameters - run.model.hidden_size) // run.model.num_hidden_layers
+        gathered = self.total_parameters - block * run.model.num_hidden_layers + 2 * block  # the rest, and a block ahead
+        entry = 2 if run.engine.precision == "bf16-parameters" else FLOAT32
+        several = run.batch.windows_per_update // ranks > run.batch.microbatch_windows
+        return own + entry * gathered + entry * (self.total_parameters if several else gathered)
 
     @property
     def flops(self) -> int:
@@ -62,7 +75,7 @@ def account_run(run: RunConfig) -> Account:
     with torch.device("meta"):
         model = build_model(run, settled, given)
     facts = model.input_interface.describe()
-    kept, recomputed = activation_bytes(run, settled, given)
+    kept = count_activations(run, settled, given)
     head = model.lm_head.weight.numel()
     total = sum(parameter.numel() for parameter in model.parameters())
     body = sum(p.numel() for layer in (*model.model.layers, model.model.norm) for p in layer.parameters())
@@ -79,8 +92,8 @@ def account_run(run: RunConfig) -> Account:
         weight_bytes=FLOAT32 * total,
         gradient_bytes=FLOAT32 * total,
         optimizer_bytes=2 * FLOAT32 * total,
-        activation_bytes=kept,
-        activation_bytes_recomputed=recomputed,
+        activation_bytes=kept.bytes(run.engine.recompute),
+        activation_bytes_recomputed=kept.bytes(1),
         flops_per_target=flops_per_target(model),
         updates=run.updates,
         targets=run.updates * run.targets_per_update,

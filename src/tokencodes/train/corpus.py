@@ -136,7 +136,7 @@ def options_of(config: DataConfig) -> PrepareOptions:
 
 def foreign(folder: Path) -> str | None:
     """The first entry of an output folder that `open_dataset` did not put there; None if there is no such entry."""
-    ours = ("data", "tokenizer-", ".tmp-", LOCK)
+    ours = ("data", "tokenizer-", "track", "slurm", ".tmp-", LOCK)
     return next((path.name for path in sorted(folder.iterdir()) if not path.name.startswith(ours)), None)
 
 

@@ -1,8 +1,10 @@
 """What the numbers of a run were computed with, and how much memory that took."""
 
+import ctypes
 import platform
 import resource
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import transformers
 from tokencodes.parallel import World
 from tokencodes.train.config import EngineConfig
 
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage, in bytes
 
 
@@ -40,6 +43,19 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Lets glibc keep what an update frees for the next one, instead of giving it back to the system and asking for it anew.
+
+    Fresh memory comes page by page and zeroed, at about 2 GB/s: for the activations of an update that is several hundredths of
+    its time. With nothing mapped apart, less is lost between blocks too. Elsewhere than on glibc, nothing is done.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _processor() -> str:

@@ -180,7 +180,9 @@ class Trainer:
             self.observer.say(f"{name}: going on after update {self.state.update}")
         loader, began = self.loader(), self.state.update
         try:
-            metrics.write(self._start())
+            start = self._start()
+            metrics.write(start)
+            self.observer.record(start)
             if self.state.update == 0:
                 self._measure(metrics)
             stopping = self.world.any(self.stop.asked)

@@ -17,10 +17,14 @@ def decay_groups(model: TokenCodeForCausalLM) -> dict[str, list[str]]:
 
 
 def build_optimizer(model: TokenCodeForCausalLM, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over the two groups; the learning rate is set before each update."""
+    """AdamW over the two groups; the learning rate is set before each update.
+
+    Its state is made here and not, as AdamW would, after the first backward pass: there it would be laid into the room that
+    activations have just left, and the next update's would find no such room.
+    """
     parameters = dict(model.named_parameters())
     groups = decay_groups(model)
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [
             {"params": [parameters[name] for name in groups["decay"]], "weight_decay": config.weight_decay},
             {"params": [parameters[name] for name in groups["no_decay"]], "weight_decay": 0.0},
@@ -30,6 +34,14 @@ def build_optimizer(model: TokenCodeForCausalLM, config: OptimizerConfig) -> tor
         eps=config.eps,
         fused=True,
     )
+    for parameter in parameters.values():
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        optimizer.state[parameter] = {
+            "step": step,
+            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+        }
+    return optimizer
 
 
 def learning_rate(update: int, config: OptimizerConfig) -> float:

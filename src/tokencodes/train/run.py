@@ -15,7 +15,7 @@ from tokencodes.files import LOCK, only_one, read_json, write_json
 from tokencodes.parallel import World, join
 from tokencodes.train.config import DataConfig, RunConfig
 from tokencodes.train.corpus import open_dataset, open_prepared
-from tokencodes.train.environment import memory_bytes, surroundings
+from tokencodes.train.environment import keep_freed_memory, memory_bytes, surroundings
 from tokencodes.train.export import write_model
 from tokencodes.train.loop import Trainer, check_folder
 from tokencodes.train.metrics import Observer
@@ -68,6 +68,8 @@ def train(
     """One run to its end: its result, or None if it was stopped (repeating the call goes on). Where there are several ranks,
     all of them call it."""
     world = world or join(run.engine.device)
+    if world.device.type == "cpu":
+        keep_freed_memory()
     with ExitStack() as held:
         world.on_first(lambda: _hold(held, out, run))
         kept = world.on_first(lambda: _kept_result(out, run, dataset))
