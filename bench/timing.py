@@ -1,9 +1,35 @@
-"""Paired timing: two pieces of work in turn, so that a machine whose speed drifts drifts under both."""
+"""Paired timing: pieces of work in turn, so that a machine whose speed drifts drifts under all of them.
 
+And what several benches time: a training update on real ids, and what the machine can do in a second.
+"""
+
+import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tokencodes.data.dataset import Dataset
+from tokencodes.data.sampler import PaperSampler
+from tokencodes.data.windows import read_windows
+from tokencodes.init import initialise
+from tokencodes.loss import inputs_and_targets
+from tokencodes.parallel import ALONE
+from tokencodes.train.build import build_model, place
+from tokencodes.train.config import EngineConfig, RunConfig
+from tokencodes.train.corpus import open_dataset
+from tokencodes.train.environment import surroundings
+from tokencodes.train.interface import settle
+from tokencodes.train.observe import clip, norms, total_norm
+from tokencodes.train.optimizer import build_optimizer, learning_rate
+from tokencodes.train.settings import read_study
+
+MATMUL = 2048
+MATMUL_FLOPS = 2 * MATMUL**3
 
 
 @dataclass(frozen=True)
@@ -33,3 +59,105 @@ def paired(a: Callable[[], object], b: Callable[[], object], runs: int) -> Paire
             (times_a if which == "a" else times_b).append(seconds(a if which == "a" else b))
     ratios = [x / y for x, y in zip(times_a, times_b, strict=True)]
     return Paired(statistics.median(times_a), statistics.median(times_b), statistics.median(ratios), min(ratios), max(ratios))
+
+
+def in_turn(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every round by name, after one warm-up of each; every other round runs them backwards."""
+    for work in works.values():
+        work()
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(rounds):
+        for name in (list(works), list(reversed(works)))[number % 2]:
+            times[name].append(seconds(works[name]))
+    return times
+
+
+def spread(values: list[float]) -> tuple[float, float, float]:
+    """Median, least, largest."""
+    return statistics.median(values), min(values), max(values)
+
+
+def matmul() -> Callable[[], object]:
+    """A square float32 matmul, to be timed: what the machine can do."""
+    a, b, out = (torch.randn(MATMUL, MATMUL) for _ in range(3))
+    return lambda: torch.mm(a, b, out=out)
+
+
+class RealIds:
+    """Windows of prepared text, folded or spread into the vocabulary that is asked for."""
+
+    def __init__(self, folders: list[Path], workplace: Path) -> None:
+        embedded = read_study("nano", [])[0].data
+        self.datasets = [Dataset(folder) for folder in folders] or [open_dataset(embedded, workplace, print)]
+
+    def windows(self, vocab: int, targets: int, context: int) -> torch.Tensor:
+        """int64[targets / context, context + 1], of the text with this vocabulary, or else of that with the largest."""
+        own = [one for one in self.datasets if one.vocab_size == vocab]
+        source = (own or sorted(self.datasets, key=lambda one: one.vocab_size))[-1]
+        shards = source.shards("train")
+        ids = read_windows(shards, PaperSampler(shards, context, 1, 2, 64), np.arange(targets // context, dtype=np.int64))
+        known = source.vocab_size
+        return torch.from_numpy(ids % vocab if vocab <= known else ids * vocab // known)
+
+
+class Update:
+    """One arm's model and optimizer; calling it does one training update, as the trainer does it."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.config = run.optimizer
+        self.model = build_model(run, *settle(run.interface, None)).train()
+        initialise(self.model, run.seed)
+        place(self.model, run.engine, ALONE)
+        self.optimizer = build_optimizer(self.model, run.optimizer)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(0, run.optimizer)
+
+    def __call__(self, windows: torch.Tensor) -> None:
+        ids, targets = inputs_and_targets(windows)
+        loss = self.model.loss(ids, targets, num_targets=targets.numel())
+        loss.backward()
+        norm_of = norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
+        total = total_norm(norm_of)
+        if not math.isfinite(float(total)):
+            raise RuntimeError("an update that is not finite is no measurement")
+        clip(self.model, self.config.clip, total)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def high_water() -> int:
+    """Peak resident bytes of this process's own memory: unlike getrusage's, not of the process that started it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What this machine does in a second: FLOPs of a matmul, bytes streamed, bytes of memory never touched before."""
+
+    matmul: float
+    stream: float
+    fresh: float
+
+
+def measure_rates(rounds: int) -> Rates:
+    """Medians, the three works in turn."""
+    x, y, z = torch.randn(1 << 25), torch.randn(1 << 25), torch.empty(1 << 25)
+    works = {"matmul": matmul(), "stream": lambda: torch.add(x, y, out=z), "fresh": lambda: torch.zeros(1 << 25)}
+    done = {"matmul": MATMUL_FLOPS, "stream": 12 << 25, "fresh": 4 << 25}
+    return Rates(**{name: done[name] / spread(times)[0] for name, times in in_turn(works, rounds).items()})
+
+
+def machine(rates: Rates) -> str:
+    """A line for the head of a table."""
+    told = surroundings(ALONE, EngineConfig())
+    return (
+        f"{told['processor']}, {told['threads']} threads, torch {told['torch']}, float32. Rates in the same run: matmul "
+        f"{rates.matmul / 1e9:,.0f} GFLOP/s, stream {rates.stream / 1e9:.1f} GB/s, fresh memory {rates.fresh / 1e9:.1f} GB/s."
+    )
+
+
+def markdown(columns: str, lines: list[list[str]]) -> str:
+    """A table; columns are parted by |."""
+    head = columns.split("|")
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---:"] * len(head), *lines]) + "\n"

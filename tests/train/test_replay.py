@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,16 @@ def test_any_update_comes_out_as_it_was_logged_and_nothing_is_touched(update, be
     )
     assert (found.agrees, found.finite, found.began_after) == (True, True, began)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+
+
+def test_on_another_engine_it_agrees_to_rounding_and_says_so(finished, dataset):
+    run, out = finished
+    other = run.model_copy(update={"engine": run.engine.model_copy(update={"recompute": 1, "head": "torch"})})
+    found = replay(other, dataset, out, 8)
+    assert (found.otherwise, found.agrees) == ("recompute", True)
+    logged = next(line for line in records(out) if (line["kind"], line["update"]) == ("update", 8))
+    assert found.loss == pytest.approx(logged["loss"], rel=1e-5)
+    assert not replace(found, loss=found.loss + 0.02).agrees
 
 
 def test_an_update_to_come_has_nothing_to_agree_with(finished, dataset):

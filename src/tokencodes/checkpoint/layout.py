@@ -101,14 +101,18 @@ def write_replay(folder: Path, state: TrainState, ids: np.ndarray) -> None:
 
 
 def read_replay(place: Path) -> Replay | None:
-    """The last update that a checkpoint or an exported folder keeps; None if it keeps none."""
+    """The last update that a checkpoint or an exported folder keeps; None if it keeps none, or no loss of it in float32."""
     if (place / REPLAY).is_file():
         told = read_json(place / REPLAY)
+        if told["loss"] is None:
+            return None
         return Replay(np.array(told["ids"], dtype=np.int64), told["loss"], tuple(told["targets"]))
     if not (place / "last_update.npy").is_file():
         return None
     state = read_state(place)
-    return Replay(np.load(place / "last_update.npy"), state.replay_loss or 0.0, tuple(state.replay_targets))
+    if state.replay_loss is None:
+        return None
+    return Replay(np.load(place / "last_update.npy"), state.replay_loss, tuple(state.replay_targets))
 
 
 def find(path: Path) -> Path:

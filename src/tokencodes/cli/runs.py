@@ -125,7 +125,8 @@ def _replay(run: "RunConfig", out: Path, update: int, as_json: bool, world: "Wor
     if not (out / "config.toml").is_file():
         raise InputError(f"{out}: no run is here to replay an update of; name its folder by --out")
     found = compute_again(run, corpus_of(out, run), out, update, world)
-    same = {True: "the same, to the last bit", False: f"ANOTHER: {found.logged_loss!r}", None: "none"}[found.agrees]
+    exact = "to the last bit" if found.otherwise is None else f"to rounding (its {found.otherwise} was another)"
+    same = {True: f"the same, {exact}", False: f"ANOTHER: {found.logged_loss!r}", None: "none"}[found.agrees]
     told = (
         f"update {found.update}, computed from the state after update {found.began_after}: loss {found.loss!r}, gradient norm "
         f"{found.grad_norm!r}{'' if found.finite else ' (NOT FINITE)'}; in the log: {same}"

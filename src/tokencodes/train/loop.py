@@ -287,9 +287,9 @@ class Trainer:
         return self._measured[1]
 
     def _look(self, metrics: MetricsFile | Unwritten) -> None:
-        """What is looked at only now and then, on held-out windows, so that no training window is read twice."""
+        """What is looked at only now and then, on one held-out window: no training window is read twice."""
         lr = float(self.optimizer.param_groups[0]["lr"])
-        ids = torch.from_numpy(self.held_out.ids_NT1[: self.config.batch.microbatch_windows]).to(self.world.device)
+        ids = torch.from_numpy(self.held_out.ids_NT1[:1]).to(self.world.device)
         ratios = update_ratios(self.model, self.optimizer, lr)
         with autocast(self.config.engine, self.world):
             scales = hidden_scales(self.model, ids)

@@ -1,9 +1,10 @@
 """One update computed again: from the newest checkpoint before it, without touching the run.
 
 A run is a pure function of its configuration and dataset, so an update that a log shows, or that stopped a run because it was
-not finite, can be had again and looked at. Bitwise in float32 on one machine and thread count.
+not finite, can be had again and looked at. Bitwise in float32 on one machine, thread count and number of ranks.
 """
 
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,12 @@ from tokencodes.errors import CheckFailed, InputError
 from tokencodes.files import read_json_lines
 from tokencodes.parallel import World
 from tokencodes.train.config import RunConfig
+from tokencodes.train.environment import surroundings
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent, StepRecord
 from tokencodes.train.nonfinite import NonFinite
+
+ROUNDING = 1e-3  # relative, of a loss and a norm some updates after a checkpoint
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,17 @@ class Replayed:
     finite: bool
     logged_loss: float | None
     logged_grad_norm: float | None
+    otherwise: str | None  # in what it was computed otherwise than the log says (ranks, device, threads, ...); None: in nothing
 
     @property
     def agrees(self) -> bool | None:
-        """Whether it is what was logged, to the last bit; None where nothing was."""
-        if self.logged_loss is None:
+        """Whether it is what was logged: to the last bit, but where it was computed otherwise, to rounding. None: nothing was."""
+        if self.logged_loss is None or self.logged_grad_norm is None:
             return None
-        return (self.loss, self.grad_norm) == (self.logged_loss, self.logged_grad_norm)
+        if self.otherwise is None:
+            return (self.loss, self.grad_norm) == (self.logged_loss, self.logged_grad_norm)
+        pairs = ((self.loss, self.logged_loss), (self.grad_norm, self.logged_grad_norm))
+        return all(math.isclose(found, logged, rel_tol=ROUNDING) for found, logged in pairs)
 
 
 def replay(run: RunConfig, corpus: Corpus, out: Path, update: int, world: World | None = None) -> Replayed:
@@ -64,7 +72,10 @@ def replay(run: RunConfig, corpus: Corpus, out: Path, update: int, world: World 
             found = error
         finally:
             loader.close()
-    lines = [line for line in read_json_lines(out / "metrics.jsonl") if (line["kind"], line["update"]) == ("update", update)]
-    logged = lines[-1] if lines else {}
+    lines = read_json_lines(out / "metrics.jsonl")
+    logged = next((line for line in reversed(lines) if (line["kind"], line["update"]) == ("update", update)), {})
+    starts = [line["surroundings"] for line in lines if line["kind"] == "start" and line["update"] < update]
+    here = surroundings(trainer.world, run.engine)
+    otherwise = next((key for key, value in here.items() if starts and starts[-1].get(key) != value), None)
     computed = (found.loss, found.grad_norm, found.grad_norm_parts, isinstance(found, StepRecord))
-    return Replayed(update, began, *computed, logged.get("loss"), logged.get("grad_norm"))
+    return Replayed(update, began, *computed, logged.get("loss"), logged.get("grad_norm"), otherwise)

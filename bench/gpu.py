@@ -1,0 +1,349 @@
+"""One GPU, minutes: targets/s, MFU and peak memory of the 1.7B arms against transformers' own Llama; and the head kernels.
+
+    python bench/gpu.py [--dataset FOLDER] [--recompute 1] [--compile] [--peak TFLOPS] [--out runs/gpu.json] [--markdown FILE]
+    python bench/gpu.py --device cpu --shape tiny        # the same code on any machine, in a minute; its figures mean nothing
+
+Not measured: nobody had a GPU to lend, so this was only tried on a CPU, where peak memory is that of the process.
+
+The recipe is the paper's: BF16 autocast over float32 parameters, microbatches of 8 windows of 2,048 targets (halved, and said
+so, where they do not fit), gradient accumulation over 64 windows, fused AdamW, gradients clipped to 1. Ours is computed as the
+trainer does it, by the same functions. `llama` is LlamaForCausalLM of the same shape with its own loss (logits whole), all
+else as in ours; it begins with the weights of `learned`, so the two first losses must agree: a check, shown.
+
+Each arm runs in a process of its own, for at most --limit seconds; what did not run is "not measured", with the reason. Targets
+a second: median over updates after the first, which warms up and compiles. MFU: FLOPs a target by `flops_per_target`, nothing
+counted twice, over --peak, or else over the rate of a large bfloat16 matmul in the same run. Real ids: windows of --dataset, or
+of the embedded text (a tokenizer of 3,072 entries), spread over the vocabulary, id * V div 3,072, so that frequencies stay.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from timing import seconds
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tokencodes.data.dataset import Dataset
+from tokencodes.data.windows import read_windows
+from tokencodes.errors import InputError
+from tokencodes.init import generator, standard_deviation
+from tokencodes.loss import KERNELS, head_cross_entropy, inputs_and_targets
+from tokencodes.model import TokenCodeForCausalLM
+from tokencodes.parallel import World
+from tokencodes.train.account import flops_per_target
+from tokencodes.train.build import autocast, build_model, place, sampler_of
+from tokencodes.train.config import EngineConfig, RunConfig
+from tokencodes.train.corpus import open_dataset
+from tokencodes.train.interface import settle
+from tokencodes.train.observe import clip, norms, total_norm
+from tokencodes.train.optimizer import build_optimizer, learning_rate
+from tokencodes.train.peak import synchronize
+from tokencodes.train.settings import read_study
+
+ARMS = ("learned", "binary", "gf2", "llama")
+HEADS = (*KERNELS, "whole logits")
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "context": 64}
+SHAPE = (*list(TINY)[:-1], "vocab_size", "max_position_embeddings", "rope_parameters", "rms_norm_eps", "initializer_range")
+NOT_MEASURED = "not measured"
+SECONDS = 15.0  # of updates, at least two of them
+START = 12  # seconds below which a child is not worth starting
+Plan = dict[str, Any]
+Rows = list[list[str]]
+
+
+def run_of(plan: Plan, arm: str) -> RunConfig:
+    """The paper's recipe of one arm, at the shape that was asked for."""
+    tiny = ["data.vocab_size=6144", *(f"model.{key}={value}" for key, value in TINY.items())]
+    return read_study("paper", tiny if plan["shape"] == "tiny" else [])[0].run("learned" if arm == "llama" else arm, 1)
+
+
+def real_windows(plan: Plan, folder: Path, count: int) -> np.ndarray:
+    """Ids int64[count, T + 1] of real text."""
+    run = run_of(plan, "learned")
+    dataset = Dataset(Path(plan["dataset"])) if plan["dataset"] else open_dataset(read_study("nano", [])[0].data, folder, tell)
+    ids = read_windows(dataset.shards("train"), sampler_of(run, dataset), np.arange(count, dtype=np.int64))
+    if dataset.vocab_size == run.data.vocab_size:
+        return ids
+    tell(f"ids of {dataset.vocab_size:,} entries, spread over {run.data.vocab_size:,}")
+    return ids * run.data.vocab_size // dataset.vocab_size
+
+
+def tell(line: str) -> None:
+    """Progress, on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@torch.no_grad()
+def draw(model: nn.Module) -> None:
+    """The recipe's initial weights, drawn on the model's own device by parameter name: alike in every arm, and quick."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            parameter.fill_(1.0)
+            continue
+        seeded = torch.Generator(parameter.device).manual_seed(generator(1, name).initial_seed())
+        parameter.normal_(0.0, standard_deviation(name, model), generator=seeded)
+
+
+def build(run: RunConfig, arm: str, device: torch.device) -> nn.Module:
+    """The arm's model, drawn, on its device."""
+    with device:
+        model = build_model(run, *settle(run.interface, None))
+        if arm == "llama":
+            shape = {name: getattr(model.config, name) for name in SHAPE}
+            model = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False))
+    draw(model.to(device).train())
+    return model
+
+
+def loss_of(model: nn.Module, ids: Tensor, targets: Tensor, count: int) -> Tensor:
+    """A microbatch's share of the mean loss; transformers' own by its labels, which are already shifted here."""
+    if isinstance(model, TokenCodeForCausalLM):
+        return model.loss(ids, targets, num_targets=count)
+    labels = targets.contiguous()
+    return model(input_ids=ids, use_cache=False, labels=labels, shift_labels=labels, num_items_in_batch=count).loss
+
+
+class Arm:
+    """One model with its optimizer; `update` does what the trainer does."""
+
+    def __init__(self, plan: Plan, name: str, device: torch.device) -> None:
+        self.run, self.world = run_of(plan, name), World(device=device)
+        precision = {"precision": "bf16-autocast", "recompute": plan["recompute"], "compile": plan["compile"]}
+        self.engine = EngineConfig(device=device.type, head=plan["head"], **precision)
+        self.model = build(self.run, name, device)
+        place(self.model, self.engine, self.world)
+        self.optimizer = build_optimizer(self.model, self.run.optimizer)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(0, self.run.optimizer)
+
+    def update(self, windows: Tensor, microbatch: int) -> float:
+        """One update; its loss."""
+        losses, count = [], windows[:, 1:].numel()
+        for part in windows.split(microbatch):
+            with autocast(self.engine, self.world):
+                loss = loss_of(self.model, *inputs_and_targets(part), count)
+            loss.backward()
+            losses.append(loss.detach())
+        total = total_norm(norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}))
+        clip(self.model, self.run.optimizer.clip, total)
+        value, norm = float(torch.stack(losses).sum()), float(total)
+        if not np.isfinite([value, norm]).all():
+            raise RuntimeError(f"loss {value}, gradient norm {norm}: an update that is not finite is no measurement")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return value
+
+
+def measure_arm(plan: Plan, name: str, device: torch.device) -> dict[str, Any]:
+    """Targets a second and the rest, of the largest microbatch that fits."""
+    windows = torch.from_numpy(np.load(plan["ids"])).to(device)
+    microbatch = plan["microbatch"]
+    while True:
+        try:
+            return measure_updates(plan, Arm(plan, name, device), windows, microbatch)
+        except torch.OutOfMemoryError:
+            if microbatch == 1:
+                raise
+        microbatch //= 2  # outside of `except`, whose traceback holds what was allocated
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def measure_updates(plan: Plan, arm: Arm, windows: Tensor, microbatch: int) -> dict[str, Any]:
+    """Updates of so many windows until time or number is up, after one that warms up."""
+    device, size, times = arm.world.device, plan["windows"], []
+    first = arm.update(windows[:size], microbatch)
+    synchronize(device)
+    while len(times) < plan["updates"] and (len(times) < 2 or sum(times) < SECONDS):
+        start = (len(times) + 1) * size % len(windows)
+        # An update ends with all its kernels: its loss and norm are read back, and the optimizer is waited for.
+        times.append(seconds(lambda: (arm.update(windows[start : start + size], microbatch), synchronize(device))))  # noqa: B023
+    return {
+        "targets_per_second": size * (windows.shape[1] - 1) / statistics.median(times),
+        "seconds": times,
+        "flops_per_target": flops_per_target(arm.model),
+        "parameters": sum(p.numel() for p in arm.model.parameters()),
+        "peak_bytes": peak_bytes(device),
+        "microbatch": microbatch,
+        "first_loss": first,
+    }
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most that was allocated on the GPU; on a CPU this process's own peak of resident memory, libraries included."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+
+
+def time_work(work: Callable[[], object], device: torch.device, runs: int) -> float:
+    """Median seconds after one warm-up."""
+
+    work(), synchronize(device)
+    return statistics.median(seconds(lambda: (work(), synchronize(device))) for _ in range(runs))
+
+
+def measure_peak(device: torch.device) -> dict[str, Any]:
+    """FLOP/s of a large bfloat16 matmul, and what the machine is."""
+    side = 8192 if device.type == "cuda" else 512
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    rate = 2 * side**3 / time_work(lambda: a @ b, device, 20)
+    return {"matmul_flops": rate, "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"}
+
+
+def measure_heads(plan: Plan, device: torch.device, out: Path) -> None:
+    """Forward and backward of one microbatch's head, by every kernel, under autocast; written kernel by kernel."""
+    run, found, on_gpu = run_of(plan, "learned"), {}, device.type == "cuda"
+    targets = torch.from_numpy(np.load(plan["ids"]))[: plan["microbatch"], 1:].flatten().to(device)
+    h = torch.randn(len(targets), run.model.hidden_size, device=device, requires_grad=True)
+    head = (0.02 * torch.randn(run.data.vocab_size, run.model.hidden_size, device=device)).requires_grad_()
+
+    def work(kernel: str) -> float:
+        h.grad = head.grad = None
+        with torch.autocast(device.type, torch.bfloat16):
+            if kernel == "whole logits":
+                value = F.cross_entropy(F.linear(h, head).float(), targets, reduction="sum")
+            else:
+                value = head_cross_entropy(h, head, targets, kernel)
+        value.backward()
+        return float(value.detach()) / len(targets)
+
+    for kernel in HEADS:
+        try:
+            loss = work(kernel)
+            before = torch.cuda.memory_allocated(device) if on_gpu else 0
+            torch.cuda.reset_peak_memory_stats(device) if on_gpu else None
+            took = time_work(lambda: work(kernel), device, 10 if on_gpu else 3)  # noqa: B023
+            extra = peak_bytes(device) - before if on_gpu else None
+            found[kernel] = {"milliseconds": 1e3 * took, "extra_bytes": extra, "loss": loss}
+        except (InputError, torch.OutOfMemoryError, RuntimeError) as error:
+            found[kernel] = {"reason": " ".join(str(error).split())[:160]}
+        h.grad = head.grad = None
+        out.write_text(json.dumps(found))
+
+
+def child(what: str, plan: Plan, out: Path) -> None:
+    """In a process of its own: one measurement, written as JSON."""
+    device = torch.device("cuda", 0) if plan["device"] == "cuda" else torch.device("cpu")
+    if what == "heads":
+        measure_heads(plan, device, out)
+    else:
+        out.write_text(json.dumps(measure_peak(device) if what == "peak" else measure_arm(plan, what, device)))
+
+
+def in_a_child(what: str, plan: Plan, folder: Path, limit: float) -> dict[str, Any]:
+    """What a child wrote; with `reason` where it did not end well."""
+    if limit < START:
+        return {"reason": "no time left"}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    out, reason = folder / f"{what}.json", None
+    command = [sys.executable, __file__, "--child", what, str(folder / "plan.json"), str(out)]
+    try:
+        done = subprocess.run(command, timeout=limit, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:160]
+    except subprocess.TimeoutExpired:
+        reason = f"took longer than {limit:.0f} s"
+    return {**(json.loads(out.read_text()) if out.is_file() else {}), "reason": reason}
+
+
+def measure_all(plan: Plan, asked: argparse.Namespace) -> dict[str, Any]:
+    """Everything, within the time there is."""
+    began, found = time.perf_counter(), {"plan": plan, "arms": {}}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plan["ids"] = str(folder / "ids.npy")
+        np.save(plan["ids"], real_windows(plan, folder, 2 * plan["windows"]))
+        for what in ("peak", *ARMS, "heads"):
+            tell(f"{time.perf_counter() - began:4.0f} s  {what}")
+            left = asked.total - (time.perf_counter() - began)
+            (found["arms"] if what in ARMS else found)[what] = in_a_child(what, plan, folder, min(asked.limit, left))
+    return {**found, "seconds": time.perf_counter() - began}
+
+
+def table(columns: list[str], rows: Rows) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [columns, ["---", *["---:"] * (len(columns) - 1)], *rows])
+
+
+def page(found: dict[str, Any]) -> str:
+    """Both tables, with what they were measured on; a cell that was not measured says so."""
+    plan, peak = found["plan"], found.get("peak", {})
+    flops = plan["peak"] * 1e12 if plan["peak"] else peak.get("matmul_flops")
+
+    def arm(told: dict[str, Any]) -> list[str]:
+        rate, fits = told["targets_per_second"], told["microbatch"] == plan["microbatch"]
+        mfu = f"{rate * told['flops_per_target'] / flops:.3f}" if flops else NOT_MEASURED
+        cells = [f"{rate:,.0f}", mfu, f"{told['peak_bytes'] / 2**30:.2f}", str(told["microbatch"]), f"{told['first_loss']:.4f}"]
+        return [*cells, "" if fits else f"a microbatch of {plan['microbatch']} did not fit"]
+
+    def head(told: dict[str, Any]) -> list[str]:
+        extra = NOT_MEASURED if told["extra_bytes"] is None else f"{told['extra_bytes'] / 2**30:.2f}"
+        return [f"{told['milliseconds']:.1f}", extra, f"{told['loss']:.5f}", ""]
+
+    def rows(names: tuple[str, ...], told: dict[str, Any], key: str, cells: Callable[..., list[str]], count: int) -> Rows:
+        of = {name: told.get(name, {}) for name in names}
+        why = {name: one.get("reason") or told.get("reason") or "" for name, one in of.items()}
+        return [[name, *(cells(one) if key in one else [*[NOT_MEASURED] * count, why[name]])] for name, one in of.items()]
+
+    arms = rows(ARMS, found["arms"], "targets_per_second", arm, 5)
+    heads = rows(HEADS, found.get("heads", {}), "milliseconds", head, 3)
+    rate = f"{flops / 1e12:.3g} TFLOP/s ({'given' if plan['peak'] else 'bfloat16 matmul'})" if flops else NOT_MEASURED
+    said = (
+        f"Shape {plan['shape']}; device {peak.get('device', NOT_MEASURED)}; torch {torch.__version__}; peak {rate}; "
+        f"{plan['windows']} windows an update; recompute {plan['recompute']}; compile {plan['compile']}; head {plan['head']}."
+    )
+    columns = ["arm", "targets/s", "MFU", "peak memory, GiB", "microbatch", "first loss", "note"]
+    kernels = ["head kernel", "ms", "memory above its inputs, GiB", "loss", "note"]
+    return f"{said}\n\n{table(columns, arms)}\n\n{table(kernels, heads)}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    option = parser.add_argument
+    option("--device", choices=["cuda", "cpu"], default="cuda")
+    option("--shape", choices=["paper", "tiny"], default="paper")
+    option("--dataset", help="prepared text; best of the 49,152 entries of SmolLM2's tokenizer")
+    option("--peak", type=float, help="TFLOP/s that MFU is counted against")
+    option("--recompute", type=int, default=1, help="every n-th block is computed again; 0: none")
+    option("--compile", action="store_true", help="torch.compile, a block at a time")
+    option("--head", default="auto", choices=["auto", *KERNELS])
+    option("--microbatch", type=int, default=8, help="windows")
+    option("--windows", type=int, default=64, help="of an update: 8 x 8 are one GPU's share in the paper")
+    option("--updates", type=int, default=5, help="at most, after the first")
+    option("--limit", type=float, default=90, help="seconds for each arm")
+    option("--total", type=float, default=460, help="seconds in all")
+    option("--out", type=Path, help="JSON")
+    option("--markdown", type=Path)
+    asked = parser.parse_args()
+    plan: Plan = {name: value for name, value in vars(asked).items() if name not in ("limit", "total", "out", "markdown")}
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        tell("PyTorch sees no GPU here, so nothing is measured; --device cpu --shape tiny tries the code")
+        found: dict[str, Any] = {"plan": plan, "arms": {}}
+    else:
+        found = measure_all(plan, asked)
+    text = page(found)
+    for path, content in ((asked.out, json.dumps(found, indent=1) + "\n"), (asked.markdown, text)):
+        if path:
+            path.write_text(content)
+    print(text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2], json.loads(Path(sys.argv[3]).read_text()), Path(sys.argv[4]))
+    else:
+        main()

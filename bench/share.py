@@ -1,0 +1,127 @@
+"""What share of the machine training uses: FLOPs a second of real updates over those of a 2,048^3 float32 matmul, in turn.
+
+    OMP_WAIT_POLICY=PASSIVE python bench/share.py [--preset nano small] [--dataset FOLDER ...] [--rounds 21] [--quick]
+
+Updates are `Trainer.step` on prepared text (the embedded one for nano; small needs a --dataset of its vocabulary). FLOPs are
+those of `account`, recomputation and everything that is no matmul left out. Each round is: matmuls, some updates, matmuls; the
+round's share is against the mean rate of the matmuls around it. Beside it stands the share that the products of an update
+reach when nothing else is done. OMP_WAIT_POLICY=PASSIVE is what the installed command sets.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from timing import MATMUL_FLOPS, matmul, seconds, spread
+
+from tokencodes.data.dataset import Dataset
+from tokencodes.data.loader import Loader
+from tokencodes.loss import CHUNK_ENTRIES
+from tokencodes.train.account import account_run
+from tokencodes.train.config import RunConfig
+from tokencodes.train.corpus import open_dataset
+from tokencodes.train.environment import keep_freed_memory
+from tokencodes.train.loop import Trainer
+from tokencodes.train.metrics import Silent
+from tokencodes.train.settings import read_study
+
+ROUND = 0.8  # seconds of updates, about
+MATMULS = 5  # on either side of them
+
+
+def products(run: RunConfig) -> Callable[[], None]:
+    """The matrix products of one update and nothing else, forward and backward, each into memory that is there already."""
+    shape, targets = run.model, run.batch.microbatch_windows * run.model.context
+    d, f, vocab = shape.hidden_size, shape.intermediate_size, run.data.vocab_size
+    layers = [(targets, d, d)] * 4 + [(targets, d, f)] * 2 + [(targets, f, d)]
+    rows = max(1, min(targets, CHUNK_ENTRIES // vocab))
+    head = [(min(rows, targets - start), d, vocab) for start in range(0, targets, rows)]
+    ready = {}
+    for one in {*layers, *head}:
+        n, k, m = one
+        x_NK, w_MK, y_NM = torch.randn(n, k), torch.randn(m, k), torch.randn(n, m)
+        ready[one] = x_NK, w_MK, y_NM, torch.empty(n, m), torch.empty(n, k), torch.empty(m, k)
+    parts = run.batch.windows_per_update // run.batch.microbatch_windows
+
+    def work() -> None:
+        for one in (layers * shape.num_hidden_layers + head) * parts:
+            x_NK, w_MK, y_NM, y, x, w = ready[one]
+            torch.mm(x_NK, w_MK.T, out=y)
+            torch.mm(y_NM, w_MK, out=x)
+            torch.mm(y_NM.T, x_NK, out=w)
+
+    return work
+
+
+def share_of(run: RunConfig, arm: str, rounds: int, folder: Path) -> None:
+    """Prints one line."""
+    facts, work, alone = account_run(run), matmul(), products(run)
+    keep_freed_memory()  # as `train` does
+    trainer = Trainer(run, open_dataset(run.data, folder, print), folder / f"run-{arm}", Silent())
+    loader = Loader(trainer.shards, trainer.sampler, run.batch.windows_per_update, torch.from_numpy)
+    flops = facts.flops_per_target * run.targets_per_update
+    once = [seconds(lambda: trainer.step(loader)) for _ in range(5)][-1]
+    updates = max(1, round(ROUND / once))
+    bare, times, peaks = [], [], [statistics.mean(seconds(work) for _ in range(MATMULS)) for _ in range(2)][1:]
+    for _ in range(rounds):
+        times.append(seconds(lambda: [trainer.step(loader) for _ in range(updates)]) / updates)
+        peaks.append(statistics.mean(seconds(work) for _ in range(MATMULS)))
+        bare.append(seconds(alone))
+    loader.close()
+    around = [(before + after) / 2 for before, after in pairwise(peaks)]
+    shares = [flops / took / (MATMUL_FLOPS / peak) for took, peak in zip(times, around, strict=True)]
+    matrices = facts.flops_per_target - attention_flops(run)
+    bound = matrices * run.targets_per_update / statistics.median(bare) / (MATMUL_FLOPS / statistics.median(peaks))
+    share, update, rate = spread(shares), spread(times), MATMUL_FLOPS / statistics.median(peaks)
+    best = flops / update[0] / (MATMUL_FLOPS / min(peaks))
+    print(
+        f"{arm:9} share {share[0]:.3f} ({share[1]:.3f} to {share[2]:.3f}) of {rate / 1e9:,.0f} GFLOP/s, of the fastest "
+        f"matmul {best:.3f}; update {1e3 * update[0]:,.1f} ms ({1e3 * update[1]:,.1f} to {1e3 * update[2]:,.1f}), "
+        f"{run.targets_per_update / update[0]:,.0f} targets/s; {rounds} rounds of {updates}; its "
+        f"matrix products alone {bound:.3f}",
+        flush=True,
+    )
+
+
+def attention_flops(run: RunConfig) -> int:
+    """Of a target, by `account`'s formula."""
+    return 6 * run.model.num_hidden_layers * run.model.hidden_size * (run.model.context + 1)
+
+
+def main() -> None:
+    """Prints a line for each preset and arm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", nargs="*", default=["nano", "small"])
+    parser.add_argument("--arm", nargs="*", default=["learned", "binary"])
+    parser.add_argument("--dataset", type=Path, nargs="*", default=[])
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    told = f"OMP_WAIT_POLICY={os.environ.get('OMP_WAIT_POLICY', 'not set')}"
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {told}")
+    datasets = {Dataset(folder).vocab_size: folder for folder in asked.dataset}
+    for preset in asked.preset:
+        data = read_study(preset, asked.set)[0].data
+        given = [f"data.dataset={datasets[data.vocab_size]}"] if data.vocab_size in datasets else []
+        if not given and not data.inputs:
+            print(f"{preset}: left out; it needs a --dataset with a vocabulary of {data.vocab_size:,}")
+            continue
+        study, _ = read_study(preset, [*asked.set, *given])
+        shape, vocab = study.model, study.data.vocab_size
+        print(
+            f"{preset}: V {vocab:,}, d {shape.hidden_size}, {shape.num_hidden_layers} blocks, T {shape.context}, "
+            f"{study.batch.windows_per_update} windows an update, {study.batch.microbatch_windows} a microbatch"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            for arm in asked.arm:
+                share_of(study.run(arm, 1), arm, 3 if asked.quick else asked.rounds, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

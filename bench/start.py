@@ -1,0 +1,155 @@
+"""How long `tokencodes train nano` takes from the command to its first update: fresh, with prepared text, and gone on with.
+
+    python bench/start.py [--runs 5] [--quick]
+
+Three cases, each a whole command in a process of its own, killed once it is known:
+    embedded   a fresh folder; the tokenizer is trained and the text prepared first
+    prepared   a fresh folder, text prepared beforehand
+    resumed    killed after the checkpoint of update 5; the same command again, to the record of an update after it
+
+Marks are read off the folder, every 2 ms: config.toml is written when imports and text are done; metrics.jsonl has the held-out
+loss of the untrained weights, then the first update. Reading the checkpoint (its hashes, then its tensors) is timed in this
+process on the same folder, so what a resume takes apart from it is a difference.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tokencodes import checkpoint
+from tokencodes.init import initialise
+from tokencodes.train.build import build_model
+from tokencodes.train.corpus import open_dataset
+from tokencodes.train.interface import settle
+from tokencodes.train.optimizer import build_optimizer
+from tokencodes.train.settings import read_run, read_study
+
+EVERY = 5  # updates between checkpoints
+FRESH, RESUME = 15.0, 5.0  # seconds: the targets
+PATIENCE = 600.0
+
+
+def command(out: Path, arm: str, dataset: Path | None) -> list[str]:
+    """What a user types."""
+    program = str(Path(sys.executable).with_name("tokencodes"))
+    given = ["--set", f"data.dataset={dataset}"] if dataset else []
+    return [program, "train", "nano", "--arm", arm, "--out", str(out), "--set", f"checkpoint.every={EVERY}", *given]
+
+
+def kinds(out: Path) -> list[dict]:
+    """The whole lines of metrics.jsonl."""
+    file = out / "metrics.jsonl"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def watch(told: list[str], marks: dict[str, Callable[[], bool]]) -> dict[str, float]:
+    """Runs a command until every mark was seen, then kills it; seconds from its start to each."""
+    found: dict[str, float] = {}
+    began = time.perf_counter()
+    with subprocess.Popen(told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            while len(found) < len(marks):
+                for name in [name for name in marks if name not in found]:
+                    if marks[name]():
+                        found[name] = time.perf_counter() - began
+                if process.poll() is not None and len(found) < len(marks):
+                    raise RuntimeError(f"{told} ended early: {process.stderr.read().decode()}")
+                if time.perf_counter() - began > PATIENCE:
+                    raise RuntimeError(f"{told} has not come to {marks.keys() - found.keys()}")
+                time.sleep(0.002)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return found
+
+
+def fresh(out: Path, arm: str, dataset: Path | None) -> dict[str, float]:
+    """Seconds to each mark in a new folder."""
+    marks = {
+        "config": (out / "config.toml").is_file,
+        "held-out": lambda: any(line["kind"] == "heldout" for line in kinds(out)),
+        "update": lambda: any(line["kind"] == "update" for line in kinds(out)),
+    }
+    if dataset is None:
+        marks = {
+            "tokenizer": lambda: any(out.glob("tokenizer-*.json")),
+            "text": (out / "data" / "manifest.json").is_file,
+            **marks,
+        }
+    return watch(command(out, arm, dataset), marks)
+
+
+def resumed(out: Path, arm: str, dataset: Path) -> dict[str, float]:
+    """Kills a run past its first checkpoint, and gives the seconds to the first new update of the same command."""
+    saved = out / "checkpoints" / "latest"
+    watch(command(out, arm, dataset), {"after": lambda: saved.is_file() and kinds(out)[-1]["update"] > EVERY})
+    newest = checkpoint.update_of(checkpoint.checkpoints(out / "checkpoints")[0])
+    before = (out / "metrics.jsonl").stat().st_ino  # going on writes the file anew, without the lines after the checkpoint
+
+    def gone_on() -> bool:
+        return (out / "metrics.jsonl").stat().st_ino != before
+
+    def updated() -> bool:
+        return gone_on() and any(line["kind"] == "update" and line["update"] > newest for line in kinds(out))
+
+    found = watch(command(out, arm, dataset), {"restored": gone_on, "update": updated})
+    return {**found, "reading": reading(out)}
+
+
+def reading(out: Path) -> float:
+    """Seconds to check the newest checkpoint's hashes and to load it, as a resume does."""
+    run = read_run(out / "config.toml")
+    model = build_model(run, *settle(run.interface, None))
+    initialise(model, run.seed)
+    optimizer = build_optimizer(model, run.optimizer)
+    began = time.perf_counter()
+    found = checkpoint.newest_intact(out / "checkpoints", print)
+    assert found is not None
+    checkpoint.restore(found, model, optimizer)
+    return time.perf_counter() - began
+
+
+def tell(name: str, found: list[dict[str, float]], value: Callable[[dict[str, float]], float], limit: float) -> None:
+    """One case: the value against its target, and each mark."""
+    values = [value(one) for one in found]
+    median = statistics.median(values)
+    marks = ", ".join(f"{mark} {statistics.median(one[mark] for one in found):.2f}" for mark in found[0])
+    word = "within" if median <= limit else "ABOVE"
+    print(
+        f"{name:9} {median:6.2f} s ({min(values):.2f} to {max(values):.2f}), {word} {limit:g} s; medians: {marks}", flush=True
+    )
+
+
+def main() -> None:
+    """Prints a line for each case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arm", default="learned")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    runs = 1 if asked.quick else asked.runs
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        open_dataset(read_study("nano", [])[0].data, place, print)
+        text = place / "data"
+        found: dict[str, list[dict[str, float]]] = {"embedded": [], "prepared": [], "resumed": []}
+        for number in range(runs):  # in turn, so that all see the same machine
+            found["embedded"].append(fresh(place / f"embedded-{number}", asked.arm, None))
+            found["prepared"].append(fresh(place / f"prepared-{number}", asked.arm, text))
+            found["resumed"].append(resumed(place / f"resumed-{number}", asked.arm, text))
+        tell("embedded", found["embedded"], lambda one: one["update"], FRESH)
+        tell("prepared", found["prepared"], lambda one: one["update"], FRESH)
+        tell("resumed", found["resumed"], lambda one: one["update"] - one["reading"], RESUME)
+
+
+if __name__ == "__main__":
+    main()
