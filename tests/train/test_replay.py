@@ -69,7 +69,7 @@ def exploded(dataset, tmp_path):
     """A run whose learning rate takes it beyond what float32 holds."""
     optimizer = {"peak_lr": 1e30, "min_lr": 0, "warmup_updates": 0, "schedule_updates": 100}
     run = tiny_study(dataset.path, optimizer=optimizer, checkpoint={"every": 1, "keep": 1}).run("learned", 1)
-    with pytest.raises(CheckFailed, match="they never reached the weights") as caught:
+    with pytest.raises(CheckFailed, match="They never reached the weights") as caught:
         train(run, dataset, tmp_path / "run", Silent())
     return run, tmp_path / "run", str(caught.value)
 

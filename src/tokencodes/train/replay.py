@@ -8,6 +8,7 @@ import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokencodes import checkpoint
 from tokencodes.data.dataset import Corpus
@@ -39,7 +40,7 @@ class Replayed:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether it is what was logged: to the last bit, but where it was computed otherwise, to rounding. None: nothing was."""
+        """Whether it is what was logged, to the last bit, or to rounding where it was computed otherwise. None: nothing was."""
         if self.logged_loss is None or self.logged_grad_norm is None:
             return None
         if self.otherwise is None:
@@ -73,7 +74,9 @@ def replay(run: RunConfig, corpus: Corpus, out: Path, update: int, world: World 
         finally:
             loader.close()
     lines = read_json_lines(out / "metrics.jsonl")
-    logged = next((line for line in reversed(lines) if (line["kind"], line["update"]) == ("update", update)), {})
+    logged: dict[str, Any] = next(
+        (line for line in reversed(lines) if (line["kind"], line["update"]) == ("update", update)), {}
+    )
     starts = [line["surroundings"] for line in lines if line["kind"] == "start" and line["update"] < update]
     here = surroundings(trainer.world, run.engine)
     otherwise = next((key for key, value in here.items() if starts and starts[-1].get(key) != value), None)
