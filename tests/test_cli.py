@@ -166,25 +166,6 @@ def test_a_dataset_of_another_tokenizer_and_a_corrupt_shard(preset, dataset, cap
     assert "tokens.npy: damaged in bytes 0 to" in told
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(preset, capsys, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("needs the right to mount a small file system")
-    command = ["train", preset, "--out", str(disk / "run"), "--set", "checkpoint.keep=9"]
-    try:
-        assert "No space left on device" in bad(capsys, *command)
-        kept = checkpoint.checkpoints(disk / "run" / "checkpoints")
-        assert kept
-        assert all(checkpoint.damage(path) is None for path in kept)
-        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-        assert run([*command, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["updates"] == 8
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
 def test_ctrl_c_saves_and_says_how_to_go_on(preset, tmp_path):
     out = tmp_path / "run"
     arguments = ["-m", "tokencodes", "train", preset, "--out", str(out), "--arm", "gf2", "--set", "budget.targets=1000000"]

@@ -78,7 +78,7 @@ def engines(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         "hybrid": (4, 2, {"sharding": "hybrid"}),
         "recompute": (1, None, {"recompute": 1}),
         "recompute, sharded": (2, None, {"recompute": 2}),
-        "compile": (1, None, {"compile": True}),
+        "compile, sharded": (2, None, {"compile": True}),
         "torch head": (1, None, {"head": "torch"}),
         "autocast": (1, None, {"precision": "bf16-autocast"}),
         "autocast, sharded": (2, None, {"precision": "bf16-autocast", "recompute": 1}),

@@ -33,7 +33,8 @@ from torch.distributed.tensor import DTensor
 from tokencodes.errors import CheckFailed, Elsewhere, InputError
 
 Result = TypeVar("Result")
-STARTING = timedelta(minutes=10)  # until the first update is done: ranks compile, and read, at their own pace
+STARTING = timedelta(minutes=10)  # until a run's first update is done: ranks compile, and read, at their own pace
+SAVING = timedelta(minutes=30)  # for a rank to write and hash its part of a checkpoint
 WAITING = timedelta(days=2)  # for work that only the first rank does, such as preparing text
 
 
@@ -59,7 +60,7 @@ class World:
     @cached_property
     def saving(self) -> dist.ProcessGroup | None:
         """The group of checkpoints, which may be written by a thread of their own."""
-        return dist.new_group(backend="gloo", timeout=WAITING) if self.ranks > 1 else None
+        return dist.new_group(backend="gloo", timeout=SAVING) if self.ranks > 1 else None
 
     def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """Every rank's value, by rank."""
@@ -106,10 +107,13 @@ class World:
         """Whether it is set on any rank."""
         return any(self.gather(flag))
 
-    def shorten_timeout(self, seconds: float) -> None:
-        """From now on an exchange may take this long: called once the first update is done."""
-        if self.ranks > 1:
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+    def set_timeout(self, model: nn.Module, time: timedelta = STARTING) -> None:
+        """From now on an exchange of an update, between ranks or of shards of this model, may take this long."""
+        if self.ranks == 1:
+            return
+        meshes = {parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)}
+        for group in [None, *(group for mesh in meshes for group in mesh.get_all_groups())]:
+            dist.distributed_c10d._set_pg_timeout(time, group)
 
     def share(self, rows: Tensor, fill: int) -> Tensor:
         """This rank's equal part of rows, filled up with rows of `fill` so that every rank makes as many passes."""
@@ -162,7 +166,10 @@ def join(device: str = "auto") -> World:
 
 
 def mesh_of(world: World, sharding: str) -> DeviceMesh:
-    """Copies × shards, for `full`, `hybrid` or `replicate`."""
+    """Copies × shards, for `full`, `hybrid` or `replicate`; of this process alone where there is no other."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     shards = {"full": world.ranks, "hybrid": world.ranks_here, "replicate": 1}[sharding]
     if world.ranks % shards:
         raise InputError(f"engine.sharding hybrid: {world.ranks} ranks in nodes of {shards} are no whole number of nodes")

@@ -50,7 +50,7 @@ def values(results: list[dict]) -> list[dict]:
         ("hybrid", EXACT),
         ("recompute", EXACT),
         ("recompute, sharded", EXACT),
-        ("compile", EXACT),
+        ("compile, sharded", EXACT),
         ("torch head", EXACT),
         ("autocast", ROUNDED),
         ("autocast, sharded", ROUNDED),

@@ -1,6 +1,7 @@
 """What happens to a run's machine: a disk that is full or read-only, a clock that jumps, a folder that is another run's."""
 
 import errno
+import json
 import random
 import shutil
 import subprocess
@@ -72,13 +73,15 @@ def test_a_really_full_disk_is_one_line_and_with_room_the_run_ends_in_the_same_b
     dataset, undisturbed, tmp_path, small_disk, capsys
 ):
     preset = _as_preset(dataset, tmp_path)
-    disk = small_disk(600_000)  # two checkpoints of 350 kB do not fit
+    disk = small_disk(1_000_000)  # two checkpoints and the next one do not fit
     arguments = ["train", str(preset), "--arm", "gf2", "--seed", "1", "--out", str(disk / "run"), "--json"]
     assert command(arguments) == 2
     complaint = capsys.readouterr().err
     assert complaint.startswith("tokencodes: ") and complaint.count("\n") == 1
     assert "No space left on device" in complaint
-    assert all(checkpoint.damage(one) is None for one in checkpoint.checkpoints(disk / "run" / "checkpoints"))
+    kept = checkpoint.checkpoints(disk / "run" / "checkpoints")
+    assert kept
+    assert all(checkpoint.damage(one) is None for one in kept)
     small_disk(50_000_000)
     assert command(arguments) == 0
     assert all(torch.equal(value, final(undisturbed)[name]) for name, value in final(disk / "run").items())
@@ -135,6 +138,17 @@ def test_another_engine_may_go_on_with_a_run_and_another_precision_or_recipe_may
     starts = [line for line in read_json_lines(tmp_path / "gf2" / "metrics.jsonl") if line["kind"] == "start"]
     assert [line["update"] for line in starts] == [0, 6]
     assert [line["surroundings"]["recompute"] for line in starts] == [0, 1]
+
+
+def test_parameters_in_bf16_need_no_launcher(dataset, tmp_path):
+    """FSDP2 wants a group of processes, and makes one of this process alone. In a process of its own, for it stays."""
+    preset = _as_preset(dataset, tmp_path)
+    arguments = ["-m", "tokencodes", "train", str(preset), "--out", str(tmp_path / "run"), "--json"]
+    told = ["--set", "engine.precision=bf16-parameters"]
+    done = subprocess.run([sys.executable, *arguments, *told], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["environment"]["dtype"] == "bf16-parameters"
+    assert checkpoint.read_replay(checkpoint.find(tmp_path / "run")) is None
 
 
 def test_the_log_has_rates_memory_and_the_share_of_a_measured_peak(undisturbed):

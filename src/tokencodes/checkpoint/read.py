@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict, set_state_dict
 
 from tokencodes.checkpoint.layout import TrainState, damage, find, read_state
@@ -22,7 +23,11 @@ def restore(
     the checkpoint may have been written by another number of them."""
     tensors = tensors_of(model, optimizer)
     with quiet():
-        dcp.load(tensors, checkpoint_id=checkpoint / "tensors", process_group=world.saving, no_dist=world.ranks == 1)
+        try:
+            dcp.load(tensors, checkpoint_id=checkpoint / "tensors", process_group=world.saving, no_dist=world.ranks == 1)
+        except CheckpointException as error:  # not an Exception
+            cause = next(iter(error.failures.values()))[0]
+            raise InputError(f"{checkpoint}: cannot be loaded into this model ({cause}); take another checkpoint") from error
         set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
     torch.set_rng_state(tensors["generator"])
     model.input_interface.check()

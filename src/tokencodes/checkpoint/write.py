@@ -42,12 +42,13 @@ Stage = Callable[[str], None]
 @dataclass(frozen=True)
 class Place:
     """Where checkpoints go and which stay: the newest `keep`, and those whose update `stays`. `on_stage` is told each stage of
-    a write (tests stop there)."""
+    a write (tests stop there), `warn` what went wrong and could be borne."""
 
     folder: Path
     keep: int = 2
     stays: Callable[[int], bool] = lambda update: False
     on_stage: Stage = lambda name: None
+    warn: Callable[[str], None] = lambda line: None
     world: World = ALONE
 
 
@@ -71,8 +72,8 @@ def tensors_of(model: TokenCodeForCausalLM, optimizer: torch.optim.Optimizer) ->
 class Writer:
     """Writes the checkpoints of a run; with `background`, behind the back of training, from a copy in the host's memory."""
 
-    def __init__(self, place: Place, warn: Callable[[str], None], background: bool = False) -> None:
-        self._place, self._warn = place, warn
+    def __init__(self, place: Place, background: bool = False) -> None:
+        self._place = place
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if background else None
         self._pending: Future[Path | None] | None = None
 
@@ -104,7 +105,7 @@ class Writer:
             whole = checkpoints(self._place.folder)
             last = f"the last whole one is of update {update_of(whole[0])}" if whole else "there is none yet"
             if self._place.world.first:
-                self._warn(
+                self._place.warn(
                     f"{self._place.folder}: the checkpoint of update {content.state.update} could not be written "
                     f"({error.strerror or error}); {last}, and training goes on: free space on that disk, or make it writable"
                 )
@@ -116,10 +117,10 @@ class Writer:
             self._pending.result()
             self._pending = None
 
-    def close(self) -> None:
-        """Waits, and ends the thread."""
+    def close(self, now: bool = False) -> None:
+        """Ends the thread; waits for what is being written, but where training failed and other ranks may never come to it."""
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.shutdown(wait=not now)
 
 
 def _copied(leaf: Any) -> Any:
@@ -139,7 +140,7 @@ def write(place: Place, content: Content) -> Path:
         with quiet():
             dcp.save(content.tensors, checkpoint_id=partial / "tensors", process_group=world.saving, no_dist=world.ranks == 1)
         place.on_stage("tensors")
-        own = {name: told for part in world.gather(_own_sums(partial, world), world.saving) for name, told in part.items()}
+        own = _all_sums(partial, world)
         world.on_first(lambda: _commit(place, content, partial, final, own), world.saving)
     except CheckpointException as error:  # what torch makes of a failed write, and not an Exception
         shutil.rmtree(partial, ignore_errors=True)
@@ -148,9 +149,19 @@ def write(place: Place, content: Content) -> Path:
     except Exception:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    world.on_first(lambda: _remove_old(place, final), world.saving)
+    world.on_first(lambda: _tidy(place, final), world.saving)
     place.on_stage("done")
     return final
+
+
+def _tidy(place: Place, final: Path) -> None:
+    """What follows once a checkpoint is whole; a failure here takes nothing from it."""
+    try:
+        write_text(place.folder / LATEST, final.name + "\n")
+        place.on_stage("latest")
+        _remove_old(place, final)
+    except OSError as error:
+        place.warn(f"{place.folder}: {final.name} is whole, but older ones could not be removed ({error.strerror or error})")
 
 
 def _begin(place: Place, content: Content) -> None:
@@ -159,6 +170,21 @@ def _begin(place: Place, content: Content) -> None:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     place.on_stage("begin")
     _room_for(content.tensors, place.folder)
+
+
+def _all_sums(partial: Path, world: World) -> dict[str, Any]:
+    """Sums of the tensor files by whoever wrote them. OSError on every rank, if one could not read its own."""
+    own: dict[str, Any] = {}
+    problem = None
+    try:
+        own = _own_sums(partial, world)
+    except OSError as error:
+        problem = f"rank {world.rank}: {error.strerror or error}"
+    told = world.gather((own, problem), world.saving)
+    problems = [problem for _, problem in told if problem]
+    if problems:
+        raise OSError(errno.EIO, f"could not read back what was written ({'; '.join(problems)})", str(partial))
+    return {name: found for sums, _ in told for name, found in sums.items()}
 
 
 def _own_sums(partial: Path, world: World) -> dict[str, Any]:
@@ -174,6 +200,9 @@ def _commit(place: Place, content: Content, partial: Path, final: Path, sums: di
     write_json(partial / "state.json", asdict(content.state))
     place.on_stage("state")
     names = {str(file.relative_to(partial)): file for file in files_of(partial)}
+    unseen = sums.keys() - names.keys()
+    if unseen:  # a file system that does not yet show here what another node wrote
+        raise OSError(errno.EIO, f"{sorted(unseen)[0]} was written by another rank and is not here", str(partial))
     sums = {name: sums[name] if name in sums else file_sum(file) for name, file in names.items()}
     for file in names.values():
         fsync(file)
@@ -186,8 +215,6 @@ def _commit(place: Place, content: Content, partial: Path, final: Path, sums: di
     partial.rename(final)
     fsync(place.folder)
     place.on_stage("renamed")
-    write_text(place.folder / LATEST, final.name + "\n")
-    place.on_stage("latest")
 
 
 def _remove_old(place: Place, final: Path) -> None:

@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
             return 1
         return _complain(str(error), 1)
     except InputError as error:
-        return _complain(str(error), 2)
+        return _complain(str(error), 2) if os.environ.get("RANK", "0") == "0" else 2  # every rank meets it, and one says it
     except typer.Exit as error:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):

@@ -76,8 +76,9 @@ def again() -> str:
     """The command that was given, as it can be given again from here."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here, ranks = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-        nodes = ["--nnodes", str(ranks // here)] if ranks > here else []
-        return shlex.join(["torchrun", *nodes, "--nproc-per-node", str(here), "-m", "tokencodes", *sys.argv[1:]])
+        told = shlex.join(["--nproc-per-node", str(here), "-m", "tokencodes", *sys.argv[1:]])
+        nodes = f"--nnodes {ranks // here} --rdzv-endpoint HOST:PORT --rdzv-backend c10d " if ranks > here else ""
+        return f"torchrun {nodes}{told}"
     program = Path(sys.argv[0]) if Path(sys.argv[0]).name == "tokencodes" else Path("tokencodes")
     if program.is_absolute():
         found = shutil.which("tokencodes")

@@ -62,7 +62,7 @@ def train(
 ) -> None:
     """Train one run. Repeating the command goes on where it stopped."""
     from tokencodes.parallel import join
-    from tokencodes.train.loop import check_folder
+    from tokencodes.train.corpus import check_folder
     from tokencodes.train.run import open_together
     from tokencodes.train.run import train as train_run
     from tokencodes.train.settings import read_study
@@ -78,7 +78,8 @@ def train(
     watcher, world = observer(as_json, track, out), join(run.engine.device)
     world.on_first(lambda: check_folder(out, run))
     if replay is not None:
-        _replay(run, out, replay, as_json, world)
+        with world.together():
+            _replay(run, out, replay, as_json, world)
         return
     with Stop().listen() as stop, world.together():
         result = train_run(run, open_together(run.data, out, watcher.say, world), out, watcher, stop, world)
@@ -126,7 +127,11 @@ def _replay(run: "RunConfig", out: Path, update: int, as_json: bool, world: "Wor
         raise InputError(f"{out}: no run is here to replay an update of; name its folder by --out")
     found = compute_again(run, corpus_of(out, run), out, update, world)
     exact = "to the last bit" if found.otherwise is None else f"to rounding (its {found.otherwise} was another)"
-    same = {True: f"the same, {exact}", False: f"ANOTHER: {found.logged_loss!r}", None: "none"}[found.agrees]
+    same = {
+        True: f"the same, {exact}",
+        False: f"ANOTHER: {found.logged_loss!r}, norm {found.logged_grad_norm!r}",
+        None: "none",
+    }[found.agrees]
     told = (
         f"update {found.update}, computed from the state after update {found.began_after}: loss {found.loss!r}, gradient norm "
         f"{found.grad_norm!r}{'' if found.finite else ' (NOT FINITE)'}; in the log: {same}"
@@ -135,7 +140,10 @@ def _replay(run: "RunConfig", out: Path, update: int, as_json: bool, world: "Wor
     values = {**asdict(found), "grad_norm_parts": plain, "agrees": found.agrees}
     emit(as_json, {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}, told)
     if found.agrees is False:
-        raise CheckFailed(f"{out}: update {update} is not what was logged: {found.loss!r}, logged {found.logged_loss!r}")
+        raise CheckFailed(
+            f"{out}: update {update} is not what was logged: loss {found.loss!r} and gradient norm {found.grad_norm!r}, logged "
+            f"{found.logged_loss!r} and {found.logged_grad_norm!r}"
+        )
 
 
 @app.command()

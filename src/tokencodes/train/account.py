@@ -52,13 +52,14 @@ class Account:
         their gradients, and all gradients if an update has several microbatches, since they are reduced once."""
         shards = {"full": ranks, "hybrid": min(ranks, ranks_a_node), "replicate": 1}[run.engine.sharding]
         own = -(-(self.state_bytes - self.buffer_bytes) // shards) + self.buffer_bytes
-        if ranks == 1:
+        low = run.engine.precision == "bf16-parameters"
+        if ranks == 1 and not low:
             return own
         block = (self.body_parameters - run.model.hidden_size) // run.model.num_hidden_layers
         gathered = self.total_parameters - block * run.model.num_hidden_layers + 2 * block  # the rest, and a block ahead
-        entry = 2 if run.engine.precision == "bf16-parameters" else FLOAT32
+        entry = 2 if low else FLOAT32
         several = run.batch.windows_per_update // ranks > run.batch.microbatch_windows
-        return own + entry * gathered + entry * (self.total_parameters if several else gathered)
+        return own + entry * gathered + (FLOAT32 * self.total_parameters if several else entry * gathered)
 
     @property
     def flops(self) -> int:

@@ -32,7 +32,6 @@ def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeF
 def place(model: TokenCodeForCausalLM, engine: EngineConfig, world: World) -> None:
     """Brings a drawn model onto its device and cuts it up as the engine says, in place. Before that, every rank holds it whole
     in the host's memory."""
-    model.to(world.device)
     model.head_kernel = engine.head
     blocks = model.model.layers
     if engine.recompute:
@@ -42,7 +41,8 @@ def place(model: TokenCodeForCausalLM, engine: EngineConfig, world: World) -> No
             block.compile()
     low = engine.precision == "bf16-parameters"
     if world.ranks > 1 or low:
-        shard(model, blocks, ("loss", "target_losses"), mesh_of(world, engine.sharding), low)
+        shard(model, blocks, ("loss", "target_losses"), mesh_of(world, engine.sharding), low)  # onto its device part by part
+    model.to(world.device)
 
 
 def autocast(engine: EngineConfig, world: World) -> AbstractContextManager[object]:

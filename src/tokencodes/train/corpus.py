@@ -18,8 +18,8 @@ from tokencodes.data.text import Columns, read_documents
 from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
 from tokencodes.errors import InputError, nearest
 from tokencodes.files import LOCK
-from tokencodes.train.config import DataConfig
-from tokencodes.train.settings import preset_names, read_study, validate
+from tokencodes.train.config import DataConfig, RunConfig
+from tokencodes.train.settings import difference, preset_names, read_run, read_study, validate
 
 EMBEDDED = "embedded:"
 
@@ -138,6 +138,17 @@ def foreign(folder: Path) -> str | None:
     """The first entry of an output folder that `open_dataset` did not put there; None if there is no such entry."""
     ours = ("data", "tokenizer-", "track", "slurm", ".tmp-", LOCK)
     return next((path.name for path in sorted(folder.iterdir()) if not path.name.startswith(ours)), None)
+
+
+def check_folder(out: Path, run: RunConfig) -> None:
+    """A folder belongs to one configuration for good; InputError if it holds another run, or something else."""
+    saved = out / "config.toml"
+    if saved.is_file():
+        differs = difference(read_run(saved), run)
+        if differs:
+            raise InputError(f"{out}: made from another configuration ({differs}); choose another --out")
+    elif out.is_dir() and foreign(out):
+        raise InputError(f"{out}: neither empty nor a run's folder (it holds {foreign(out)}); choose another --out")
 
 
 def _tokenizer_key(inputs: list[str], config: DataConfig) -> str:

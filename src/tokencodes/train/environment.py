@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 
+from tokencodes.loss import choose_kernel
 from tokencodes.parallel import World
 from tokencodes.train.config import EngineConfig
 
@@ -35,6 +36,9 @@ def surroundings(world: World, engine: EngineConfig) -> dict[str, str | int]:
         "sharding": engine.sharding if world.ranks > 1 else "none",
         "recompute": engine.recompute,
         "compile": int(engine.compile),
+        "head": choose_kernel(
+            engine.head, world.device.type, torch.float32 if engine.precision == "float32" else torch.bfloat16
+        ),
     }
 
 

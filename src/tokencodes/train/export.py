@@ -1,11 +1,13 @@
 """The model of a run as a Hugging Face folder: safetensors, configuration, and the very tokenizer that made its ids."""
 
+import errno
 import shutil
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
 
@@ -49,6 +51,9 @@ def _write(
         checkpoint.write_replay(partial, state, last_ids)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
+    except SafetensorError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise OSError(errno.EIO, f"could not write the model ({error})", str(folder)) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -8,7 +8,9 @@ What ranks do otherwise than one process is told in `parallel`.
 import hashlib
 import math
 import time
+from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +29,7 @@ from tokencodes.parallel import World, join, reduce_gradients
 from tokencodes.train.account import flops_per_target
 from tokencodes.train.build import autocast, body_sha256, build_model, place, sampler_of
 from tokencodes.train.config import RunConfig, log_spaced
-from tokencodes.train.corpus import foreign
+from tokencodes.train.corpus import check_folder
 from tokencodes.train.environment import memory_bytes, surroundings
 from tokencodes.train.export import write_model
 from tokencodes.train.heldout import window_loss
@@ -46,27 +48,22 @@ from tokencodes.train.nonfinite import Update, find_origin, refuse
 from tokencodes.train.observe import clip, hidden_scales, norms, part_norms, total_norm, update_ratios
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.peak import matmul_peak
-from tokencodes.train.settings import difference, read_run, write_run
+from tokencodes.train.settings import write_run
 from tokencodes.train.stop import Stop
 
 REPLAY_TARGETS = 256  # whose losses a checkpoint keeps one by one
-
-
-def check_folder(out: Path, run: RunConfig) -> None:
-    """A folder belongs to one configuration for good; InputError if it holds another run, or something else."""
-    saved = out / "config.toml"
-    if saved.is_file():
-        differs = difference(read_run(saved), run)
-        if differs:
-            raise InputError(f"{out}: made from another configuration ({differs}); choose another --out")
-    elif out.is_dir() and foreign(out):
-        raise InputError(f"{out}: neither empty nor a run's folder (it holds {foreign(out)}); choose another --out")
 
 
 def as_tensor(ids_NT1: np.ndarray) -> torch.Tensor:
     """Ids as a tensor, where there is a GPU in memory that it can fetch from by itself."""
     ids = torch.from_numpy(ids_NT1)
     return ids.pin_memory() if torch.cuda.is_available() else ids
+
+
+class HeldOutNotFinite(CheckFailed):
+    """A held-out loss that is not finite. Every rank raises it, in the same words."""
+
+    everywhere = True
 
 
 class Trainer:
@@ -104,13 +101,13 @@ class Trainer:
         initialise(self.model, run.seed)
         start = self._same_everywhere(body_sha256(self.model))
         place(self.model, run.engine, self.world)
+        self.world.set_timeout(self.model)
         self.optimizer = build_optimizer(self.model, run.optimizer)
         self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.tokenizer_sha256, start_sha256=start)
         self.last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)  # this rank's
         told = run.checkpoint
         self.writer = Writer(
-            Place(out / "checkpoints", told.keep, told.stays, on_stage, self.world),
-            self.observer.say,
+            Place(out / "checkpoints", told.keep, told.stays, on_stage, self.observer.say, self.world),
             told.aside(self.world.device.type == "cuda"),
         )
         self._measured: tuple[int, float] | None = None  # update and held-out loss
@@ -162,10 +159,6 @@ class Trainer:
 
     def run(self) -> bool:
         """Trains until the budget or a stop; True if the budget was reached. Every stop leaves a checkpoint."""
-        with self.world.together():
-            return self._run()
-
-    def _run(self) -> bool:
         config, each = self.config, self.sampler.targets_per_window
         updates = math.ceil(config.budget.targets / (config.batch.windows_per_update * each))
         name = f"{config.arm} seed {config.seed}"
@@ -174,38 +167,49 @@ class Trainer:
                 f"{name}: {each:.0f} of {config.model.context} targets a window on average, so the budget takes about "
                 f"{updates:,} updates; the schedule is of {config.optimizer.schedule_updates:,}"
             )
-        metrics = MetricsFile(self.out / "metrics.jsonl", self.state.update) if self.world.first else Unwritten()
-        self.observer.begin(name, self.state.update, updates)
-        if self.state.update:
-            self.observer.say(f"{name}: going on after update {self.state.update}")
-        loader, began = self.loader(), self.state.update
-        try:
-            start = self._start()
-            metrics.write(start)
-            self.observer.record(start)
-            if self.state.update == 0:
+        with self.world.together(), ExitStack() as opened:
+            mine: list[MetricsFile] = []
+            self.world.on_first(lambda: mine.append(MetricsFile(self.out / "metrics.jsonl", self.state.update)))
+            metrics = mine[0] if mine else Unwritten()
+            opened.callback(metrics.close)
+            loader = self.loader()
+            opened.callback(loader.close)
+            self.world.on_first(lambda: self.observer.begin(name, self.state.update, updates))
+            if self.state.update:
+                self.observer.say(f"{name}: going on after update {self.state.update}")
+            try:
+                self._updates(metrics, loader)
+                self.writer.close()
+                self.world.on_first(self.observer.end)
+            except BaseException as error:
+                self.writer.close(now=True)
+                self.observer.end()
+                if isinstance(error, InputError) and not self.world.first:
+                    raise CheckFailed(str(error)) from error  # this rank's alone, such as a shard that it cannot read
+                raise
+        return self.state.targets >= config.budget.targets
+
+    def _updates(self, metrics: MetricsFile | Unwritten, loader: Loader[torch.Tensor]) -> None:
+        config, began, start = self.config, self.state.update, self._start()
+        metrics.write(start)
+        self.observer.record(start)
+        if self.state.update == 0:
+            self._measure(metrics)
+        stopping = self.world.any(self.stop.asked)
+        while self.state.targets < config.budget.targets and not stopping:
+            record = self.step(loader)
+            metrics.write(record)
+            self.observer.record(record)
+            if record.update == began + 1:
+                self.world.set_timeout(self.model, timedelta(seconds=config.engine.timeout))
+            if log_spaced(record.update):
+                self._look(metrics)
+            done = self.state.targets >= config.budget.targets
+            if done or (config.heldout.every and record.update % config.heldout.every == 0):
                 self._measure(metrics)
             stopping = self.world.any(self.stop.asked)
-            while self.state.targets < config.budget.targets and not stopping:
-                record = self.step(loader)
-                metrics.write(record)
-                self.observer.record(record)
-                if record.update == began + 1:
-                    self.world.shorten_timeout(config.engine.timeout)
-                if log_spaced(record.update):
-                    self._look(metrics)
-                done = self.state.targets >= config.budget.targets
-                if done or (config.heldout.every and record.update % config.heldout.every == 0):
-                    self._measure(metrics)
-                stopping = self.world.any(self.stop.asked)
-                if done or stopping or config.checkpoint.due(record.update):
-                    self._save(must=done or stopping)
-        finally:
-            loader.close()
-            metrics.close()
-            self.writer.close()
-            self.observer.end()
-        return self.state.targets >= config.budget.targets
+            if done or stopping or config.checkpoint.due(record.update):
+                self._save(must=done or stopping)
 
     def _start(self) -> StartRecord:
         engine, world = self.config.engine, self.world
@@ -300,7 +304,7 @@ class Trainer:
     def _measure(self, metrics: MetricsFile | Unwritten) -> None:
         record = HeldOutRecord(self.state.update, self.state.targets, self.held_out_loss())
         if not math.isfinite(record.loss):
-            raise CheckFailed(
+            raise HeldOutNotFinite(
                 f"{self.out}: held-out loss {record.loss} after update {record.update}, whose own loss was finite; the weights "
                 "have gone too far. Lower optimizer.peak_lr, or go on from an earlier checkpoint"
             )
@@ -315,16 +319,24 @@ class Trainer:
         self.state = replace(self.state, replay_loss=replay, replay_targets=targets)
         self.writer.save(self.model, self.optimizer, self.state, ids, must)
         if config.checkpoint.export and config.checkpoint.stays(self.state.update):
-            write_model(
-                self.model, self.dataset, self.state, ids, self.out / "models" / f"update-{self.state.update:08d}", world
-            )
+            folder = self.out / "models" / f"update-{self.state.update:08d}"
+            try:
+                write_model(self.model, self.dataset, self.state, ids, folder, world)
+            except OSError as error:
+                if must:
+                    raise
+                self.observer.say(f"{folder}: could not be written ({error.strerror or error}), and training goes on")
 
     def _replayed(self, ids: torch.Tensor) -> tuple[float | None, tuple[float, ...]]:
         """The last update's loss by the weights as they are, and its first targets' one by one, in float32; without the former
         where parameters are gathered in BF16."""
         if self.config.engine.precision == "bf16-parameters":
             return None, ()
-        loss = window_loss(self.model, ids, self.config.batch.microbatch_windows, self.world)
+        self.model.head_kernel = "auto"  # the asked one may not be for float32
+        try:
+            loss = window_loss(self.model, ids, self.config.batch.microbatch_windows, self.world)
+        finally:
+            self.model.head_kernel = self.config.engine.head
         first = inputs_and_targets(ids[:1, : REPLAY_TARGETS + 1].to(self.world.device))
         return loss, tuple(self.model.target_losses(*first)[0].tolist())
 

@@ -103,7 +103,6 @@ def refuse(update: Update, origin: list[dict[str, Any]], model: TokenCodeForCaus
     if weights:
         begins = f"{weights[0]} was not finite before"
     number, first, last = update.number, update.first, update.last
-    number, first, last = update.number, update.first, update.last
     return NonFinite(
         f"{out}: loss {loss} and gradient norm {update.norm} in update {number} (windows {first} to {last}); {begins}. They "
         f"never reached the weights. See nonfinite.json there; the same command with --replay {number} computes it again, "

@@ -14,10 +14,10 @@ from tokencodes.errors import InputError
 from tokencodes.files import LOCK, only_one, read_json, write_json
 from tokencodes.parallel import World, join
 from tokencodes.train.config import DataConfig, RunConfig
-from tokencodes.train.corpus import open_dataset, open_prepared
+from tokencodes.train.corpus import check_folder, open_dataset, open_prepared
 from tokencodes.train.environment import keep_freed_memory, memory_bytes, surroundings
 from tokencodes.train.export import write_model
-from tokencodes.train.loop import Trainer, check_folder
+from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Observer
 from tokencodes.train.stop import Stop
 
