@@ -44,7 +44,7 @@ SMALL = {
     "model.num_attention_heads": 2,
     "model.context": 32,
     "data.vocab_size": 512,
-    "budget.targets": 60 * 8 * 32,
+    "budget.targets": 24 * 8 * 32,
     "batch.microbatch_windows": 2,
     "heldout.windows": 16,
     "heldout.every": 10,
@@ -55,7 +55,7 @@ SMALL = {
 
 
 def configuration(dataset: Path | None, background: bool) -> RunConfig:
-    """Sixty updates of a tiny model, a checkpoint at every third; the quickstart's text."""
+    """Two dozen updates of a tiny model, a checkpoint at every third; the quickstart's text."""
     sets = [f"{key}={value}" for key, value in SMALL.items()] + [f'checkpoint.background="{"yes" if background else "no"}"']
     return read_study("quickstart", sets + ([f'data.dataset="{dataset}"'] if dataset else []))[0].run("learned", 1)
 
