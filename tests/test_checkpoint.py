@@ -117,6 +117,12 @@ def test_a_run_a_checkpoint_and_an_exported_folder_hold_the_same_model(run_folde
         assert not model.training
 
 
+def test_what_a_kill_left_behind_is_removed_when_the_run_goes_on(copy, study, dataset):
+    (copy / "checkpoints" / ".tmp-update-00000004" / "tensors").mkdir(parents=True)
+    Trainer(study.run("gf2", 1), dataset, copy, Silent())
+    assert not list((copy / "checkpoints").glob(".tmp-*"))
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(InputError, match="neither a run, nor a checkpoint, nor an exported model"):
         checkpoint.load_model(tmp_path)

@@ -16,7 +16,7 @@ from tokencodes.checkpoint.layout import (
     write_replay,
 )
 from tokencodes.checkpoint.read import load_model, restore
-from tokencodes.checkpoint.write import Content, Place, Stage, Writer, tensors_of, write
+from tokencodes.checkpoint.write import Content, Place, Stage, Writer, remove_leftovers, tensors_of, write
 
 __all__ = [
     "Content",
@@ -31,6 +31,7 @@ __all__ = [
     "newest_intact",
     "read_replay",
     "read_state",
+    "remove_leftovers",
     "restore",
     "tensors_of",
     "update_of",

@@ -166,10 +166,15 @@ def _tidy(place: Place, final: Path) -> None:
 
 def _begin(place: Place, content: Content) -> None:
     place.folder.mkdir(parents=True, exist_ok=True)
-    for leftover in place.folder.glob(".tmp-*"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    remove_leftovers(place.folder)
     place.on_stage("begin")
     _room_for(content.tensors, place.folder)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a kill left of a checkpoint that was being written, or removed."""
+    for leftover in folder.glob(".tmp-*"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def _all_sums(partial: Path, world: World) -> dict[str, Any]:

@@ -71,3 +71,13 @@ def held_out_windows(corpus: Corpus, context: int, count: int) -> HeldOut:
     chosen = [cuts[i * len(cuts) // min(count, len(cuts))] for i in range(min(count, len(cuts)))]
     ids = np.stack([shard.span(document, start, context + 1) for shard, document, start in chosen]).astype(np.int64)
     return HeldOut(ids, int(corpus.tokenizer.bytes_per_token[ids[:, 1:]].sum()))
+
+
+def window_digests(ids_NT1: np.ndarray) -> list[bytes]:
+    """SHA-256 of each window, so that the chain over them does not depend on who read which."""
+    return [hashlib.sha256(window.astype("<i8").tobytes()).digest() for window in ids_NT1]
+
+
+def chained(before: str, digests: list[bytes]) -> str:
+    """The hash of all windows so far, from the hash before and the digests of these, in order."""
+    return hashlib.sha256(before.encode() + b"".join(digests)).hexdigest()

@@ -5,7 +5,6 @@ stopped anywhere and repeated, it ends in the same bits (float32, one machine, o
 What ranks do otherwise than one process is told in `parallel`.
 """
 
-import hashlib
 import math
 import time
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from tokencodes import checkpoint
 from tokencodes.checkpoint import Place, Stage, TrainState, Writer
 from tokencodes.data.dataset import Corpus
 from tokencodes.data.loader import Loader, rank_indices
-from tokencodes.data.windows import HeldOut, held_out_windows, read_windows
+from tokencodes.data.windows import HeldOut, chained, held_out_windows, read_windows, window_digests
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.init import initialise
 from tokencodes.loss import IGNORE, inputs_and_targets
@@ -129,7 +128,7 @@ class Trainer:
 
     def _resume(self) -> None:
         folder = self.out / "checkpoints"
-        newest = self.world.on_first(lambda: checkpoint.newest_intact(folder, self.observer.say))
+        newest = self.world.on_first(lambda: self._newest(folder))
         if newest is None:
             if self.world.on_first(lambda: checkpoint.checkpoints(folder)):
                 raise InputError(f"{folder}: none is whole; remove that folder to begin the run again")
@@ -141,6 +140,10 @@ class Trainer:
                 f"{self.dataset.fingerprint[:12]}); give that dataset, or choose another --out"
             )
         self.go_on_from(newest)
+
+    def _newest(self, folder: Path) -> Path | None:
+        checkpoint.remove_leftovers(folder)
+        return checkpoint.newest_intact(folder, self.observer.say)
 
     def go_on_from(self, place: Path) -> None:
         """Takes up the state of one checkpoint."""
@@ -222,7 +225,7 @@ class Trainer:
         config, world, began = self.config, self.world, time.perf_counter()
         windows = loader[self.state.update]
         ids = windows.numpy()
-        shared = world.gather((int((windows[:, 1:] != IGNORE).sum()), _digests(ids)))
+        shared = world.gather((int((windows[:, 1:] != IGNORE).sum()), window_digests(ids)))
         targets = sum(count for count, _ in shared)
         on_device = windows.to(world.device, non_blocking=True)
         parts = [inputs_and_targets(part) for part in on_device.split(config.batch.microbatch_windows)]
@@ -251,7 +254,7 @@ class Trainer:
             update=self.state.update + 1,
             targets=self.state.targets + targets,
             seconds=self.state.seconds + seconds,
-            windows_sha256=_chained(self.state.windows_sha256, [one for _, digests in shared for one in digests]),
+            windows_sha256=chained(self.state.windows_sha256, [one for _, digests in shared for one in digests]),
             last_loss=loss,
         )
         self.last_ids = ids
@@ -339,12 +342,3 @@ class Trainer:
             self.model.head_kernel = self.config.engine.head
         first = inputs_and_targets(ids[:1, : REPLAY_TARGETS + 1].to(self.world.device))
         return loss, tuple(self.model.target_losses(*first)[0].tolist())
-
-
-def _digests(ids_NT1: np.ndarray) -> list[bytes]:
-    """SHA-256 of each window, so that the chain over them does not depend on who read which."""
-    return [hashlib.sha256(window.astype("<i8").tobytes()).digest() for window in ids_NT1]
-
-
-def _chained(before: str, digests: list[bytes]) -> str:
-    return hashlib.sha256(before.encode() + b"".join(digests)).hexdigest()
