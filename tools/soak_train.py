@@ -79,9 +79,10 @@ def left(out: Path) -> dict[str, Any]:
     records = [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
     result = read_json(out / "result.json")
     kept = {key: result[key] for key in ("updates", "targets", "held_out_loss", "windows_sha256", "start_sha256")}
-    damages = [checkpoint.damage(one) for one in checkpoint.checkpoints(out / "checkpoints")]
-    names = sorted(path.name for path in (out / "checkpoints").iterdir())
-    return {"weights": weights, "records": records, "result": kept, "damages": damages, "names": names}
+    damages = [told for one in checkpoint.checkpoints(out / "checkpoints") if (told := checkpoint.damage(one))]
+    # Not how many there are: a kill between the last one's appearance and the removal of older ones leaves one more.
+    leftovers = sorted(path.name for path in (out / "checkpoints").glob(".tmp-*"))
+    return {"weights": weights, "records": records, "result": kept, "damages": damages, "leftovers": leftovers}
 
 
 def asked(call: Any) -> Any:
