@@ -8,10 +8,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-import torch
 from timing import seconds
 
-from tokencodes.data.loader import Loader
 from tokencodes.train.corpus import open_dataset
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
@@ -28,7 +26,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = study.run("gf2", 1)
         trainer = Trainer(run, open_dataset(run.data, Path(folder), print), Path(folder) / "run", Silent())
-        loader = Loader(trainer.shards, trainer.sampler, run.batch.windows_per_update, torch.from_numpy)
+        loader = trainer.loader()
         updates = [seconds(lambda: trainer.step(loader)) for _ in range(asked.updates)][2:]
         loader.close()
         reads = [seconds(lambda: trainer.window_ids(update)) for update in range(1000, 1200)]  # noqa: B023

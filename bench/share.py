@@ -20,7 +20,6 @@ import torch
 from timing import MATMUL_FLOPS, matmul, seconds, spread
 
 from tokencodes.data.dataset import Dataset
-from tokencodes.data.loader import Loader
 from tokencodes.loss import CHUNK_ENTRIES
 from tokencodes.train.account import account_run
 from tokencodes.train.config import RunConfig
@@ -34,8 +33,9 @@ ROUND = 0.8  # seconds of updates, about
 MATMULS = 5  # on either side of them
 
 
-def products(run: RunConfig) -> Callable[[], None]:
-    """The matrix products of one update and nothing else, forward and backward, each into memory that is there already."""
+def products(run: RunConfig) -> tuple[Callable[[], None], int]:
+    """The matrix products of one update and nothing else, forward and backward, each into memory that is there already; and
+    their FLOPs."""
     shape, targets = run.model, run.batch.microbatch_windows * run.model.context
     d, f, vocab = shape.hidden_size, shape.intermediate_size, run.data.vocab_size
     layers = [(targets, d, d)] * 4 + [(targets, d, f)] * 2 + [(targets, f, d)]
@@ -46,24 +46,24 @@ def products(run: RunConfig) -> Callable[[], None]:
         n, k, m = one
         x_NK, w_MK, y_NM = torch.randn(n, k), torch.randn(m, k), torch.randn(n, m)
         ready[one] = x_NK, w_MK, y_NM, torch.empty(n, m), torch.empty(n, k), torch.empty(m, k)
-    parts = run.batch.windows_per_update // run.batch.microbatch_windows
+    shapes = (layers * shape.num_hidden_layers + head) * (run.batch.windows_per_update // run.batch.microbatch_windows)
 
     def work() -> None:
-        for one in (layers * shape.num_hidden_layers + head) * parts:
+        for one in shapes:
             x_NK, w_MK, y_NM, y, x, w = ready[one]
             torch.mm(x_NK, w_MK.T, out=y)
             torch.mm(y_NM, w_MK, out=x)
             torch.mm(y_NM.T, x_NK, out=w)
 
-    return work
+    return work, sum(6 * n * k * m for n, k, m in shapes)
 
 
 def share_of(run: RunConfig, arm: str, rounds: int, folder: Path) -> None:
     """Prints one line."""
-    facts, work, alone = account_run(run), matmul(), products(run)
+    facts, work, (alone, alone_flops) = account_run(run), matmul(), products(run)
     keep_freed_memory()  # as `train` does
     trainer = Trainer(run, open_dataset(run.data, folder, print), folder / f"run-{arm}", Silent())
-    loader = Loader(trainer.shards, trainer.sampler, run.batch.windows_per_update, torch.from_numpy)
+    loader = trainer.loader()
     flops = facts.flops_per_target * run.targets_per_update
     once = [seconds(lambda: trainer.step(loader)) for _ in range(5)][-1]
     updates = max(1, round(ROUND / once))
@@ -75,8 +75,7 @@ def share_of(run: RunConfig, arm: str, rounds: int, folder: Path) -> None:
     loader.close()
     around = [(before + after) / 2 for before, after in pairwise(peaks)]
     shares = [flops / took / (MATMUL_FLOPS / peak) for took, peak in zip(times, around, strict=True)]
-    matrices = facts.flops_per_target - attention_flops(run)
-    bound = matrices * run.targets_per_update / statistics.median(bare) / (MATMUL_FLOPS / statistics.median(peaks))
+    bound = alone_flops / statistics.median(bare) / (MATMUL_FLOPS / statistics.median(peaks))
     share, update, rate = spread(shares), spread(times), MATMUL_FLOPS / statistics.median(peaks)
     best = flops / update[0] / (MATMUL_FLOPS / min(peaks))
     print(
@@ -86,11 +85,6 @@ def share_of(run: RunConfig, arm: str, rounds: int, folder: Path) -> None:
         f"matrix products alone {bound:.3f}",
         flush=True,
     )
-
-
-def attention_flops(run: RunConfig) -> int:
-    """Of a target, by `account`'s formula."""
-    return 6 * run.model.num_hidden_layers * run.model.hidden_size * (run.model.context + 1)
 
 
 def main() -> None:

@@ -26,14 +26,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import save_file
+from timing import MATMUL_FLOPS, matmul, seconds
 from trainer_peers import Watch
 
 from tokencodes.data.dataset import Dataset
@@ -50,7 +49,6 @@ OURS = "tokencodes"
 SKIP = 4  # updates that warm up: caches, allocator, and the peers' compilation
 CHECKED = 6  # updates whose losses must agree
 TOLERANCE = 1e-3  # nats a target
-MATRIX = 2048
 # CPU seconds (one thread) of forward and backward of one update, all variants in turn in one process, two rounds after one:
 #   transformers: sdpa 3.75, eager attention 3.88, sdpa compiled 3.55
 #   litgpt by chunk of its loss: 128 (its default) 3.67, 512 3.86, none 3.83; compiled: 128 3.45, none 3.62
@@ -107,12 +105,8 @@ def share_out(run: RunConfig, folder: Path, settings: dict[str, dict[str, Any]])
 
 def matmul_flops(runs: int = 10) -> float:
     """FLOP/s of the fastest of some float32 products."""
-    a, b, times = torch.randn(MATRIX, MATRIX), torch.randn(MATRIX, MATRIX), []
-    for _ in range(runs):
-        began = time.perf_counter()
-        a @ b
-        times.append(time.perf_counter() - began)
-    return 2 * MATRIX**3 / min(times)
+    work = matmul()
+    return MATMUL_FLOPS / min(seconds(work) for _ in range(runs))
 
 
 def ours(folder: Path, out: Path) -> None:

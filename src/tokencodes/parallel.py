@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -90,12 +89,18 @@ class World:
         found: Result = value  # the first rank's own, by way of pickle
         return found
 
+    def own_first(self, work: Callable[[], Result]) -> Result | None:
+        """`on_first` for what stays there, such as an open file: its result on the first rank, None elsewhere."""
+        mine: list[Result] = []
+        self.on_first(lambda: mine.append(work()))
+        return mine[0] if mine else None
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Turns the error of an exchange that another rank did not come to into one that says so."""
         try:
             yield
-        except (RuntimeError, CheckpointException) as error:
+        except RuntimeError as error:
             if self.ranks == 1 or isinstance(error, CheckFailed) or not _lost(error):
                 raise
             raise CheckFailed(

@@ -34,8 +34,11 @@ class Listener(Silent):
         self.lines.append(line)
 
 
-def final(folder: Path) -> dict[str, torch.Tensor]:
-    return checkpoint.load_model(folder / "model").state_dict()
+def assert_same_weights(one: Path, other: Path) -> None:
+    """The models that two runs ended in, bit by bit."""
+    found, expected = (checkpoint.load_model(folder / "model").state_dict() for folder in (one, other))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def test_a_disk_that_is_full_during_a_save_costs_the_checkpoint_and_not_the_run(
     assert len(told) == 1
     assert "the checkpoint of update 4 could not be written (No space left on device)" in told[0]
     assert "the last whole one is of update 2, and training goes on: free space on that disk" in told[0]
-    assert all(torch.equal(value, final(undisturbed)[name]) for name, value in final(tmp_path / "gf2").items())
+    assert_same_weights(tmp_path / "gf2", undisturbed)
 
 
 def test_a_really_full_disk_is_one_line_and_with_room_the_run_ends_in_the_same_bits(
@@ -84,7 +87,7 @@ def test_a_really_full_disk_is_one_line_and_with_room_the_run_ends_in_the_same_b
     assert all(checkpoint.damage(one) is None for one in kept)
     small_disk(50_000_000)
     assert command(arguments) == 0
-    assert all(torch.equal(value, final(undisturbed)[name]) for name, value in final(disk / "run").items())
+    assert_same_weights(disk / "run", undisturbed)
 
 
 def test_a_read_only_folder_is_one_line_that_names_it(dataset, tmp_path, small_disk, capsys):

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict, set_state_dict
 
 from tokencodes.checkpoint.layout import TrainState, damage, find, read_state
-from tokencodes.checkpoint.write import quiet, tensors_of
+from tokencodes.checkpoint.write import cause_of, quiet, tensors_of
 from tokencodes.errors import InputError
 from tokencodes.files import read_json
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
@@ -25,9 +25,9 @@ def restore(
     with quiet():
         try:
             dcp.load(tensors, checkpoint_id=checkpoint / "tensors", process_group=world.saving, no_dist=world.ranks == 1)
-        except CheckpointException as error:  # not an Exception
-            cause = next(iter(error.failures.values()))[0]
-            raise InputError(f"{checkpoint}: cannot be loaded into this model ({cause}); take another checkpoint") from error
+        except CheckpointException as error:
+            told = f"{checkpoint}: cannot be loaded into this model ({cause_of(error)}); take another checkpoint"
+            raise InputError(told) from error
         set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=tensors["optimizer"])
     torch.set_rng_state(tensors["generator"])
     model.input_interface.check()

@@ -75,7 +75,7 @@ class Writer:
     def __init__(self, place: Place, background: bool = False) -> None:
         self._place = place
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if background else None
-        self._pending: Future[Path | None] | None = None
+        self._pending: Future[None] | None = None
 
     def save(
         self,
@@ -98,9 +98,9 @@ class Writer:
         own = Content(tree_map(_copied, content.tensors), content.config, state, ids)
         self._pending = self._thread.submit(self._write, own)
 
-    def _write(self, content: Content) -> Path | None:
+    def _write(self, content: Content) -> None:
         try:
-            return write(self._place, content)
+            write(self._place, content)
         except OSError as error:
             whole = checkpoints(self._place.folder)
             last = f"the last whole one is of update {update_of(whole[0])}" if whole else "there is none yet"
@@ -109,7 +109,6 @@ class Writer:
                     f"{self._place.folder}: the checkpoint of update {content.state.update} could not be written "
                     f"({error.strerror or error}); {last}, and training goes on: free space on that disk, or make it writable"
                 )
-            return None
 
     def wait(self) -> None:
         """Until nothing is being written."""
@@ -142,16 +141,20 @@ def write(place: Place, content: Content) -> Path:
         place.on_stage("tensors")
         own = _all_sums(partial, world)
         world.on_first(lambda: _commit(place, content, partial, final, own), world.saving)
-    except CheckpointException as error:  # what torch makes of a failed write, and not an Exception
+    except (CheckpointException, Exception) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        cause = next(iter(error.failures.values()))[0]
-        raise OSError(errno.EIO, f"could not write the checkpoint ({cause})", str(folder)) from error
-    except Exception:
-        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, CheckpointException):
+            raise OSError(errno.EIO, f"could not write the checkpoint ({cause_of(error)})", str(folder)) from error
         raise
     world.on_first(lambda: _tidy(place, final), world.saving)
     place.on_stage("done")
     return final
+
+
+def cause_of(error: CheckpointException) -> BaseException:
+    """What went wrong on the first rank that failed. torch's own error, which is no Exception, holds one a rank."""
+    cause: BaseException = next(iter(error.failures.values()))[0]
+    return cause
 
 
 def _tidy(place: Place, final: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from typer.exceptions import TyperException
 
 from tokencodes.cli import data, models, runs, submit  # noqa: F401 (each adds its commands)
-from tokencodes.cli.common import app
+from tokencodes.cli.common import app, speaks
 from tokencodes.errors import CheckFailed, Elsewhere, InputError
 
 INTERRUPTED = "interrupted; what was finished is intact, and the same command goes on from there"
@@ -35,11 +35,11 @@ def run(arguments: list[str]) -> int:
         status = app(arguments, standalone_mode=False)
         return _complain(INTERRUPTED, 130) if status == 130 else int(status or 0)
     except CheckFailed as error:
-        if isinstance(error, Elsewhere) or (error.everywhere and os.environ.get("RANK", "0") != "0"):
+        if isinstance(error, Elsewhere) or (error.everywhere and not speaks()):
             return 1
         return _complain(str(error), 1)
     except InputError as error:
-        return _complain(str(error), 2) if os.environ.get("RANK", "0") == "0" else 2  # every rank meets it, and one says it
+        return _complain(str(error), 2) if speaks() else 2  # every rank meets it, and one says it
     except typer.Exit as error:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):

@@ -37,9 +37,14 @@ Preset = Annotated[str, typer.Argument(help="A preset's name, or a TOML file.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
 
 
+def speaks() -> bool:
+    """Whether this process is the first rank, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def emit(as_json: bool, value: Any, text: str | Table) -> None:
     """The result: JSON for a program, text or a table for a person. Of several ranks, the first one speaks."""
-    if os.environ.get("RANK", "0") != "0":
+    if not speaks():
         return
     if as_json:
         print(json.dumps(value, ensure_ascii=False, allow_nan=False))
@@ -69,7 +74,7 @@ def observer(as_json: bool, track: list[str] | None = None, out: Path = Path()) 
     from tokencodes.train.track import Several, trackers
 
     found = trackers(track, out)  # by every rank, so that all of them refuse a name
-    return Several([someone, *found]) if os.environ.get("RANK", "0") == "0" else someone
+    return Several([someone, *found]) if speaks() else someone
 
 
 def again() -> str:

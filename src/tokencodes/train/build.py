@@ -51,6 +51,11 @@ def autocast(engine: EngineConfig, world: World) -> AbstractContextManager[objec
     return torch.autocast(world.device.type, dtype=torch.bfloat16) if low else nullcontext()
 
 
+def matmul_dtype(engine: EngineConfig) -> torch.dtype:
+    """In which matrices are multiplied."""
+    return torch.float32 if engine.precision == "float32" else torch.bfloat16
+
+
 def body_sha256(model: TokenCodeForCausalLM) -> str:
     """SHA-256 of every parameter but the input's, by name."""
     digest = hashlib.sha256()

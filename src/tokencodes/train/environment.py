@@ -13,6 +13,7 @@ import transformers
 
 from tokencodes.loss import choose_kernel
 from tokencodes.parallel import World
+from tokencodes.train.build import matmul_dtype
 from tokencodes.train.config import EngineConfig
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
@@ -36,9 +37,7 @@ def surroundings(world: World, engine: EngineConfig) -> dict[str, str | int]:
         "sharding": engine.sharding if world.ranks > 1 else "none",
         "recompute": engine.recompute,
         "compile": int(engine.compile),
-        "head": choose_kernel(
-            engine.head, world.device.type, torch.float32 if engine.precision == "float32" else torch.bfloat16
-        ),
+        "head": choose_kernel(engine.head, world.device.type, matmul_dtype(engine)),
     }
 
 

@@ -26,7 +26,7 @@ from tokencodes.init import initialise
 from tokencodes.loss import IGNORE, inputs_and_targets
 from tokencodes.parallel import World, join, reduce_gradients
 from tokencodes.train.account import flops_per_target
-from tokencodes.train.build import autocast, body_sha256, build_model, place, sampler_of
+from tokencodes.train.build import autocast, body_sha256, build_model, matmul_dtype, place, sampler_of
 from tokencodes.train.config import RunConfig, log_spaced
 from tokencodes.train.corpus import check_folder
 from tokencodes.train.environment import memory_bytes, surroundings
@@ -171,9 +171,8 @@ class Trainer:
                 f"{updates:,} updates; the schedule is of {config.optimizer.schedule_updates:,}"
             )
         with self.world.together(), ExitStack() as opened:
-            mine: list[MetricsFile] = []
-            self.world.on_first(lambda: mine.append(MetricsFile(self.out / "metrics.jsonl", self.state.update)))
-            metrics = mine[0] if mine else Unwritten()
+            file = self.world.own_first(lambda: MetricsFile(self.out / "metrics.jsonl", self.state.update))
+            metrics = file or Unwritten()
             opened.callback(metrics.close)
             loader = self.loader()
             opened.callback(loader.close)
@@ -216,8 +215,7 @@ class Trainer:
 
     def _start(self) -> StartRecord:
         engine, world = self.config.engine, self.world
-        dtype = torch.float32 if engine.precision == "float32" else torch.bfloat16
-        self._peak = matmul_peak(world.device, dtype) * world.ranks
+        self._peak = matmul_peak(world.device, matmul_dtype(engine)) * world.ranks
         return StartRecord(self.state.update, self._peak, surroundings(world, engine))
 
     def step(self, loader: Loader[torch.Tensor]) -> StepRecord:
@@ -281,7 +279,7 @@ class Trainer:
         own = first + world.rank * (size // world.ranks)
         with autocast(self.config.engine, world), torch.compiler.set_stance("force_eager"):
             origin = find_origin(self.model, parts, own, world)
-        found = Update(number, first, last, losses, norm, part_norms(norm_of), norm_of)
+        found = Update(number, first, last, losses, norm, norm_of)
         raise refuse(found, origin, self.model, self.out, world)
 
     def held_out_loss(self) -> float:
@@ -316,19 +314,26 @@ class Trainer:
 
     def _save(self, must: bool = True) -> None:
         """Writes a checkpoint, and the model beside it where that is asked for and the checkpoint stays."""
-        config, world = self.config, self.world
-        ids = np.concatenate(world.gather(self.last_ids))
+        config, ids = self.config, self._last_ids()
         replay, targets = self._replayed(torch.from_numpy(ids))
         self.state = replace(self.state, replay_loss=replay, replay_targets=targets)
         self.writer.save(self.model, self.optimizer, self.state, ids, must)
         if config.checkpoint.export and config.checkpoint.stays(self.state.update):
             folder = self.out / "models" / f"update-{self.state.update:08d}"
             try:
-                write_model(self.model, self.dataset, self.state, ids, folder, world)
+                self.export(folder)
             except OSError as error:
                 if must:
                     raise
                 self.observer.say(f"{folder}: could not be written ({error.strerror or error}), and training goes on")
+
+    def _last_ids(self) -> np.ndarray:
+        """The ids int64[G, T + 1] of the last update, of all ranks."""
+        return np.concatenate(self.world.gather(self.last_ids))
+
+    def export(self, folder: Path) -> None:
+        """The model as it is, as a Hugging Face folder."""
+        write_model(self.model, self.dataset, self.state, self._last_ids(), folder, self.world)
 
     def _replayed(self, ids: torch.Tensor) -> tuple[float | None, tuple[float, ...]]:
         """The last update's loss by the weights as they are, and its first targets' one by one, in float32; without the former

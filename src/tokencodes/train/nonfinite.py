@@ -12,6 +12,7 @@ from tokencodes.errors import CheckFailed
 from tokencodes.files import write_json
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World, local, reduce_gradients
+from tokencodes.train.observe import part_norms
 
 
 class NonFinite(CheckFailed):
@@ -26,14 +27,13 @@ class NonFinite(CheckFailed):
 
 @dataclass(frozen=True)
 class Update:
-    """What was computed: its number from 1, its windows [first, last], losses by rank, norms of the gradient and its parts."""
+    """What was computed: its number from 1, its windows [first, last], losses by rank, the gradient's norm and its tensors'."""
 
     number: int
     first: int
     last: int
     losses: list[float]
     norm: float
-    parts: dict[str, float]
     norm_of: dict[str, Tensor]
 
 
@@ -85,14 +85,14 @@ def refuse(update: Update, origin: list[dict[str, Any]], model: TokenCodeForCaus
     """Writes nonfinite.json; the error to raise."""
     bad = [name for name, p in model.named_parameters() if not bool(local(p.detach()).isfinite().all())]
     weights = sorted({name for told in world.gather(bad) for name in told})
-    loss = sum(update.losses)
+    loss, parts = sum(update.losses), part_norms(update.norm_of)
     told = {
         "update": update.number,
         "windows": [update.first, update.last],
         "loss": str(loss),  # as text: JSON has no word for what is not finite
         "loss_by_rank": [str(value) for value in update.losses],
         "begins": origin,
-        "grad_norm_parts": {part: str(value) for part, value in update.parts.items()},
+        "grad_norm_parts": {part: str(value) for part, value in parts.items()},
         "parameters_without_a_finite_gradient": [n for n, value in update.norm_of.items() if not math.isfinite(value)],
         "parameters_not_finite_themselves": weights,
     }
@@ -109,5 +109,5 @@ def refuse(update: Update, origin: list[dict[str, Any]], model: TokenCodeForCaus
         "`tokencodes ledger` names its documents; or lower optimizer.peak_lr",
         loss,
         update.norm,
-        update.parts,
+        parts,
     )

@@ -6,8 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tokencodes.data.dataset import Corpus, Dataset
 from tokencodes.data.prepare import Say
 from tokencodes.errors import InputError
@@ -16,7 +14,6 @@ from tokencodes.parallel import World, join
 from tokencodes.train.config import DataConfig, RunConfig
 from tokencodes.train.corpus import check_folder, open_dataset, open_prepared
 from tokencodes.train.environment import keep_freed_memory, memory_bytes, surroundings
-from tokencodes.train.export import write_model
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Observer
 from tokencodes.train.stop import Stop
@@ -25,8 +22,7 @@ from tokencodes.train.stop import Stop
 def finish(trainer: Trainer) -> dict[str, Any]:
     """After the last update: the model as a Hugging Face folder, and result.json, whose presence means "done"."""
     config, state, held_out, world = trainer.config, trainer.state, trainer.held_out, trainer.world
-    ids = np.concatenate(world.gather(trainer.last_ids))
-    write_model(trainer.model, trainer.dataset, state, ids, trainer.out / "model", world)
+    trainer.export(trainer.out / "model")
     loss = trainer.held_out_loss()
     result = {
         "arm": config.arm,
@@ -55,10 +51,9 @@ def finish(trainer: Trainer) -> dict[str, Any]:
 
 def open_together(config: DataConfig, folder: Path, say: Say, world: World) -> Corpus:
     """`open_dataset` by the first rank, which prepares what must be; the others open what it found."""
-    mine: list[Corpus] = []
-    world.on_first(lambda: mine.append(open_dataset(config, folder, say)))
-    if mine:
-        return mine[0]
+    mine = world.own_first(lambda: open_dataset(config, folder, say))
+    if mine is not None:
+        return mine
     return open_prepared(config) if config.dataset is not None or config.mixture else Dataset(folder / "data")
 
 
