@@ -117,6 +117,15 @@ def test_a_run_a_checkpoint_and_an_exported_folder_hold_the_same_model(run_folde
         assert not model.training
 
 
+def test_a_kill_before_older_ones_were_removed_is_made_good_when_the_run_goes_on(copy, study, dataset):
+    folder = copy / "checkpoints"
+    shutil.copytree(folder / "update-00000006", folder / "update-00000004")
+    (folder / "latest").write_text("update-00000006\n")
+    Trainer(study.run("gf2", 1), dataset, copy, Silent())
+    assert [path.name for path in checkpoint.checkpoints(folder)] == ["update-00000008", "update-00000006"]
+    assert (folder / "latest").read_text() == "update-00000008\n"
+
+
 def test_what_a_kill_left_behind_is_removed_when_the_run_goes_on(copy, study, dataset):
     (copy / "checkpoints" / ".tmp-update-00000004" / "tensors").mkdir(parents=True)
     Trainer(study.run("gf2", 1), dataset, copy, Silent())

@@ -80,9 +80,8 @@ def left(out: Path) -> dict[str, Any]:
     result = read_json(out / "result.json")
     kept = {key: result[key] for key in ("updates", "targets", "held_out_loss", "windows_sha256", "start_sha256")}
     damages = [told for one in checkpoint.checkpoints(out / "checkpoints") if (told := checkpoint.damage(one))]
-    # Not how many there are: a kill between the last one's appearance and the removal of older ones leaves one more.
-    leftovers = sorted(path.name for path in (out / "checkpoints").glob(".tmp-*"))
-    return {"weights": weights, "records": records, "result": kept, "damages": damages, "leftovers": leftovers}
+    names = sorted(path.name for path in (out / "checkpoints").iterdir())
+    return {"weights": weights, "records": records, "result": kept, "damages": damages, "names": names}
 
 
 def asked(call: Any) -> Any:

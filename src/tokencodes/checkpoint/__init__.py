@@ -16,7 +16,7 @@ from tokencodes.checkpoint.layout import (
     write_replay,
 )
 from tokencodes.checkpoint.read import load_model, restore
-from tokencodes.checkpoint.write import Content, Place, Stage, Writer, remove_leftovers, tensors_of, write
+from tokencodes.checkpoint.write import Content, Place, Stage, Writer, remove_leftovers, tensors_of, tidy, write
 
 __all__ = [
     "Content",
@@ -34,6 +34,7 @@ __all__ = [
     "remove_leftovers",
     "restore",
     "tensors_of",
+    "tidy",
     "update_of",
     "write",
     "write_replay",

@@ -146,7 +146,7 @@ def write(place: Place, content: Content) -> Path:
         if isinstance(error, CheckpointException):
             raise OSError(errno.EIO, f"could not write the checkpoint ({cause_of(error)})", str(folder)) from error
         raise
-    world.on_first(lambda: _tidy(place, final), world.saving)
+    world.on_first(lambda: tidy(place, final), world.saving)
     place.on_stage("done")
     return final
 
@@ -157,8 +157,9 @@ def cause_of(error: CheckpointException) -> BaseException:
     return cause
 
 
-def _tidy(place: Place, final: Path) -> None:
-    """What follows once a checkpoint is whole; a failure here takes nothing from it."""
+def tidy(place: Place, final: Path) -> None:
+    """What follows once a checkpoint is whole: `latest`, and the removal of older ones. A failure here takes nothing from it; a
+    kill before it is made good when the run goes on."""
     try:
         write_text(place.folder / LATEST, final.name + "\n")
         place.on_stage("latest")

@@ -105,10 +105,8 @@ class Trainer:
         self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.tokenizer_sha256, start_sha256=start)
         self.last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)  # this rank's
         told = run.checkpoint
-        self.writer = Writer(
-            Place(out / "checkpoints", told.keep, told.stays, on_stage, self.observer.say, self.world),
-            told.aside(self.world.device.type == "cuda"),
-        )
+        self.place = Place(out / "checkpoints", told.keep, told.stays, on_stage, self.observer.say, self.world)
+        self.writer = Writer(self.place, told.aside(self.world.device.type == "cuda"))
         self._measured: tuple[int, float] | None = None  # update and held-out loss
         self._flops, self._peak = flops_per_target(self.model), 0.0  # FLOP/s of all ranks, measured as the run starts
         self._resume()
@@ -127,11 +125,10 @@ class Trainer:
         return start_sha256
 
     def _resume(self) -> None:
-        folder = self.out / "checkpoints"
-        newest = self.world.on_first(lambda: self._newest(folder))
+        newest = self.world.on_first(self._newest)
         if newest is None:
-            if self.world.on_first(lambda: checkpoint.checkpoints(folder)):
-                raise InputError(f"{folder}: none is whole; remove that folder to begin the run again")
+            if self.world.on_first(lambda: checkpoint.checkpoints(self.place.folder)):
+                raise InputError(f"{self.place.folder}: none is whole; remove that folder to begin the run again")
             return
         told = checkpoint.read_state(newest)
         if told.dataset_fingerprint != self.dataset.fingerprint:
@@ -141,9 +138,13 @@ class Trainer:
             )
         self.go_on_from(newest)
 
-    def _newest(self, folder: Path) -> Path | None:
+    def _newest(self) -> Path | None:
+        folder = self.place.folder
         checkpoint.remove_leftovers(folder)
-        return checkpoint.newest_intact(folder, self.observer.say)
+        newest = checkpoint.newest_intact(folder, self.observer.say)
+        if newest is not None and newest == checkpoint.checkpoints(folder)[0]:  # a damaged later one stays until the next save
+            checkpoint.tidy(self.place, newest)
+        return newest
 
     def go_on_from(self, place: Path) -> None:
         """Takes up the state of one checkpoint."""
