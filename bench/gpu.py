@@ -308,7 +308,8 @@ def page(found: dict[str, Any]) -> str:
     )
     columns = ["arm", "targets/s", "MFU", "peak memory, GiB", "microbatch", "first loss", "note"]
     kernels = ["head kernel", "ms", "memory above its inputs, GiB", "loss", "note"]
-    return f"{said}\n\n{table(columns, arms)}\n\n{table(kernels, heads)}\n"
+    title = "# The three arms on one GPU\n\nMade by `bench/gpu.py --markdown FILE`, whose head says what is measured."
+    return f"{title}\n\n{said}\n\n{table(columns, arms)}\n\n{table(kernels, heads)}\n"
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import torch
 from timing import MATMUL_FLOPS, matmul, seconds, spread
 
 from tokencodes.data.dataset import Dataset
-from tokencodes.loss import CHUNK_ENTRIES
+from tokencodes.loss import chunk_rows
 from tokencodes.train.account import account_run
 from tokencodes.train.config import RunConfig
 from tokencodes.train.corpus import open_dataset
@@ -34,18 +34,19 @@ MATMULS = 5  # on either side of them
 
 
 def products(run: RunConfig) -> tuple[Callable[[], None], int]:
-    """The matrix products of one update and nothing else, forward and backward, each into memory that is there already; and
-    their FLOPs."""
+    """The matrix products of one update and nothing else, forward and backward, each laid out as training has it and into
+    memory that is there already; and their FLOPs."""
     shape, targets = run.model, run.batch.microbatch_windows * run.model.context
     d, f, vocab = shape.hidden_size, shape.intermediate_size, run.data.vocab_size
     layers = [(targets, d, d)] * 4 + [(targets, d, f)] * 2 + [(targets, f, d)]
-    rows = max(1, min(targets, CHUNK_ENTRIES // vocab))
+    rows = chunk_rows(torch.empty(targets, d), torch.empty(vocab, d))
     head = [(min(rows, targets - start), d, vocab) for start in range(0, targets, rows)]
     ready = {}
     for one in {*layers, *head}:
         n, k, m = one
-        x_NK, w_MK, y_NM = torch.randn(n, k), torch.randn(m, k), torch.randn(n, m)
-        ready[one] = x_NK, w_MK, y_NM, torch.empty(n, m), torch.empty(n, k), torch.empty(m, k)
+        x_NK, w_MK = torch.randn(n, k), torch.randn(m, k)
+        y_NM, y = (torch.randn(m, n).T, torch.empty(m, n).T) if one in head else (torch.randn(n, m), torch.empty(n, m))
+        ready[one] = x_NK, w_MK, y_NM, y, torch.empty(n, k), torch.empty(m, k)
     shapes = (layers * shape.num_hidden_layers + head) * (run.batch.windows_per_update // run.batch.microbatch_windows)
 
     def work() -> None:

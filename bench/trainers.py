@@ -1,7 +1,7 @@
 """Our trainer against transformers' Trainer and litgpt's pretraining loop: the same work, whole processes in turn, on the same
 cores.
 
-    python bench/trainers.py --dataset FOLDER --peer PYTHON [--updates 12] [--rounds 3]
+    python bench/trainers.py --dataset FOLDER --peer PYTHON [--updates 20] [--rounds 3]
 
 FOLDER: text prepared with SmolLM2's tokenizer. PYTHON: the interpreter of an environment with litgpt and the versions of torch,
 transformers and accelerate that are installed here. litgpt asks for an older huggingface-hub; it works with this one:
@@ -185,7 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, required=True)
     parser.add_argument("--peer", required=True)
-    parser.add_argument("--updates", type=int, default=12)
+    parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--settings", default="{}", help='JSON over SETTINGS, such as {"litgpt": {"compile": false}}')

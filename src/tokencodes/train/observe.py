@@ -16,6 +16,7 @@ from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import local, sum_over_shards
 
 PARTS = ("input", "body", "head")
+PIECE = 1 << 20  # entries
 
 
 def part_of(name: str) -> str:
@@ -58,7 +59,8 @@ def clip(model: TokenCodeForCausalLM, most: float, total: Tensor) -> None:
 def update_ratios(model: TokenCodeForCausalLM, optimizer: torch.optim.AdamW, lr: float) -> dict[str, float | None]:
     """‖change‖ / ‖weights‖ of each part by the update just done, from AdamW's own state: lr · (m̂ / (sqrt(v̂) + eps) + decay).
 
-    Weights are those after the update, so that no copy of those before is needed.
+    Weights are those after the update, so that no copy of those before is needed; and a piece at a time, so that no other
+    array as large as a parameter is either.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     squares = []  # of change and weights, a pair a parameter
@@ -66,12 +68,17 @@ def update_ratios(model: TokenCodeForCausalLM, optimizer: torch.optim.AdamW, lr:
     for group in optimizer.param_groups:
         beta1, beta2 = group["betas"]
         for parameter in group["params"]:
-            state, weight = optimizer.state[parameter], local(parameter)
+            state = optimizer.state[parameter]
             step = float(state["step"])
-            scale = (local(state["exp_avg_sq"]) / (1 - beta2**step)).sqrt_().add_(group["eps"])
-            direction = (local(state["exp_avg"]) / (1 - beta1**step)).div_(scale).add_(weight, alpha=group["weight_decay"])
-            found = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in (direction, weight)]
-            squares.append(torch.stack(found).square())
+            found = torch.zeros(2, dtype=torch.float64, device=parameter.device)
+            held = (local(parameter), local(state["exp_avg"]), local(state["exp_avg_sq"]))
+            for weight, first, second in zip(*(tensor.flatten().split(PIECE) for tensor in held), strict=True):
+                scale = (second / (1 - beta2**step)).sqrt_().add_(group["eps"])
+                direction = (first / (1 - beta1**step)).div_(scale).add_(weight, alpha=group["weight_decay"])
+                found += torch.stack(
+                    [torch.linalg.vector_norm(one, dtype=torch.float64) for one in (direction, weight)]
+                ).square()
+            squares.append(found)
             parts.append(part_of(names[id(parameter)]))
     told = sum_over_shards(torch.stack(squares), parameter).tolist()
     change = {part: sum(c for of, (c, _) in zip(parts, told, strict=True) if of == part) for part in PARTS}
@@ -100,7 +107,7 @@ def hidden_scales(model: TokenCodeForCausalLM, ids_NT1: Tensor) -> list[float | 
     hooks = [module.register_forward_hook(note) for module in watched]
     try:
         with torch.compiler.set_stance("force_eager"):  # a compiled block may not see hooks that came later
-            model.loss(*inputs_and_targets(ids_NT1))
+            model(inputs_and_targets(ids_NT1)[0], use_cache=False, logits_to_keep=1)  # the head has nothing to show here
     finally:
         for hook in hooks:
             hook.remove()
