@@ -53,7 +53,20 @@ class TokenizerFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise InputError(f"{path}: no such tokenizer file; name a tokenizer.json, or make one by `tokencodes tokenizer`")
-        data = path.read_bytes()
+        self._read(path.read_bytes(), path)
+        end = self.tokenizer.token_to_id(END_OF_TEXT)
+        if end is None:
+            raise InputError(f"{path}: no {END_OF_TEXT} entry, which ends each document; use a tokenizer that has it")
+        self.end_of_text: int = end
+
+    @classmethod
+    def of(cls, data: bytes, path: Path) -> "TokenizerFile":
+        """The same from a file's bytes, for those who only encode: it need have no end of text."""
+        found = cls.__new__(cls)
+        found._read(data, path)
+        return found
+
+    def _read(self, data: bytes, path: Path) -> None:
         try:
             self.tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises a bare Exception
@@ -65,10 +78,6 @@ class TokenizerFile:
         self.sha256 = hashlib.sha256(data).hexdigest()
         # V: every id is below it. A vocabulary with holes has fewer entries than that.
         self.vocab_size: int = max(self.tokenizer.get_vocab().values(), default=-1) + 1
-        end = self.tokenizer.token_to_id(END_OF_TEXT)
-        if end is None:
-            raise InputError(f"{path}: no {END_OF_TEXT} entry, which ends each document; use a tokenizer that has it")
-        self.end_of_text: int = end
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids without special tokens; a literal `<|endoftext|>` in a text becomes its id, as the library does it."""

@@ -1,0 +1,136 @@
+"""Commands that judge models: audit, evaluate."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from tokencodes.cli.common import Json, Out, app, emit, quiet
+from tokencodes.errors import InputError
+
+if TYPE_CHECKING:
+    from tokencodes.evaluate.evaluation import Asking
+    from tokencodes.evaluate.texts import Texts
+
+Suite = Annotated[str, typer.Option(help="paper, cloze, or single benchmarks; joined by commas.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of the benchmarks' rows; without it they come from the hub.")]
+Context = Annotated[
+    int | None, typer.Option(help="Tokens that are read at once; 2,048 as in the paper unless the model reads less.")
+]
+Documents = Annotated[int | None, typer.Option(min=1, help="So many documents of each benchmark, drawn by --seed.")]
+Seed = Annotated[int, typer.Option(help="Of the drawn documents, and of the requests that are scored twice.")]
+PrefixToken = Annotated[int | None, typer.Option("--prefix-token", help="Id for an empty context; default: begin of text.")]
+Plain = Annotated[
+    bool, typer.Option("--plain-prompts", help="Go on where the tokenizer has a chat template: prompts are plain text.")
+]
+
+
+@app.command()
+def audit(
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or a model's folder.")],
+    suite: Suite = "paper",
+    data: Data = None,
+    context: Context = None,
+    documents: Documents = None,
+    seed: Seed = 0,
+    prefix_token: PrefixToken = None,
+    as_json: Json = False,
+) -> None:
+    """Count a suite's requests and those whose context is cut; no model is needed."""
+    from tokencodes.evaluate import evaluation
+    from tokencodes.evaluate.audit import multiple_choice, title_of
+    from tokencodes.evaluate.suites import PAPER_CONTEXT
+    from tokencodes.evaluate.texts import open_texts
+
+    quiet()
+    texts = open_texts(tokenizer)
+    asking = _asking(suite, data, context or PAPER_CONTEXT, texts, prefix_token, documents, seed)
+    found, sha256 = evaluation.audit(asking, texts)
+    together = multiple_choice(found)
+    rows = [*found, together] if together else found
+    table = Table("benchmark", *(key for key in asdict(found[0]) if key != "name"), title=f"{suite}, {asking.limit:,} tokens")
+    for one in rows:
+        values = [value for key, value in asdict(one).items() if key != "name"]
+        table.add_row(title_of(one.name), *("not known" if value is None else f"{value:,}" for value in values))
+    emit(as_json, {"requests_sha256": sha256, "context": asking.limit, "audit": [asdict(one) for one in rows]}, table)
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, a folder of any causal LM, or a hub id.")],
+    out: Out,
+    suite: Suite = "paper",
+    data: Data = None,
+    context: Context = None,
+    documents: Documents = None,
+    seed: Seed = 0,
+    prefix_token: PrefixToken = None,
+    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json, where none is beside the model.")] = None,
+    plain_prompts: Plain = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
+    batch: Annotated[int | None, typer.Option(min=1, help="Tokens of a pass; found by itself otherwise.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score a model on a suite, every request on record; repeating the command goes on after a stop."""
+    from tokencodes.evaluate import evaluation
+    from tokencodes.evaluate.language_model import context_limit
+    from tokencodes.evaluate.subject import open_evaluated
+    from tokencodes.evaluate.suites import PAPER_CONTEXT
+
+    quiet()
+    evaluated = open_evaluated(checkpoint, tokenizer, device, dtype)
+    if evaluated.texts.tokenizer.chat_template and not plain_prompts:
+        raise InputError(
+            f"{checkpoint}: its tokenizer has a chat template, and the suites' prompts are plain text, as in the paper; say "
+            "--plain-prompts if that is meant"
+        )
+    most = context_limit(evaluated.model.config, context)
+    limit = most if context is not None else min(most, PAPER_CONTEXT)
+    asking = _asking(suite, data, limit, evaluated.texts, prefix_token, documents, seed)
+    say = (lambda line: None) if as_json else print
+    found = evaluation.evaluate(evaluated, asking, out, batch, _Shown(say).progress, say)
+    emit(as_json, found, _table(found))
+
+
+def _asking(
+    suite: str, data: Path | None, limit: int, texts: "Texts", prefix: int | None, documents: int | None, seed: int
+) -> "Asking":
+    from tokencodes.evaluate.evaluation import Asking
+    from tokencodes.evaluate.suites import benchmarks
+
+    if prefix is not None and not 0 <= prefix < texts.vocab_size:
+        raise InputError(f"--prefix-token {prefix}: the tokenizer's ids are 0 to {texts.vocab_size - 1:,}")
+    return Asking(benchmarks(suite), data, limit, texts.prefix if prefix is None else prefix, documents, seed)
+
+
+def _table(found: dict[str, Any]) -> Table:
+    from tokencodes.evaluate.audit import title_of
+
+    table = Table("benchmark", "documents", "metric", "value", title=found["identity"]["model"])
+    for name, values in found["results"].items():
+        for metric, value in values.items():
+            if metric not in ("documents", "lost_bytes"):
+                shown = f"{value:.4f}" if metric.startswith("acc") else f"{value:.3f}"
+                table.add_row(title_of(name), f"{values['documents']:,}", metric, shown)
+    return table
+
+
+class _Shown:
+    """Progress, a line every few seconds."""
+
+    EVERY = 10.0  # seconds
+
+    def __init__(self, say: Any) -> None:
+        self.say, self.last = say, time.monotonic()
+
+    def progress(self, done: int, of: int, rate: float, left: float) -> None:
+        """One line, unless the last is too near."""
+        now = time.monotonic()
+        if now - self.last >= self.EVERY:
+            self.last = now
+            minutes, seconds = divmod(int(left), 60)
+            self.say(f"{done:,} of {of:,} requests, {rate:,.1f} a second, {minutes}:{seconds:02d} left")

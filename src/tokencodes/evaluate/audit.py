@@ -1,0 +1,150 @@
+"""What was asked, request by request: one record each, counts of them, and whether two evaluations asked the same."""
+
+import gzip
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tokencodes.errors import InputError
+from tokencodes.evaluate.requests import Request
+from tokencodes.evaluate.scorer import Score
+from tokencodes.evaluate.suites import BENCHMARKS, MULTIPLE_CHOICE
+from tokencodes.files import write_bytes
+
+SAME = ("task", "document", "part", "context_sha256", "continuation_sha256", "read_sha256")  # what makes two requests one
+
+
+@dataclass(frozen=True)
+class Count:
+    """Of one benchmark: requests; those whose context lost tokens, and how many; tokens in all, and those scored; bytes of text
+    that no token stands for (None: cannot be told); requests whose empty context a prefix token stands for; documents."""
+
+    name: str
+    documents: int
+    requests: int
+    truncated: int
+    dropped: int
+    tokens: int
+    scored: int
+    lost: int | None
+    prefixed: int
+
+
+def record_of(request: Request, score: Score | None = None, dtype: str | None = None) -> dict[str, Any]:
+    """One line of requests.jsonl: hashes of the texts and of the token ids, the scored ids themselves, and the answer in
+    nats."""
+    told: dict[str, Any] = {
+        **asdict(request.asked),
+        "context_sha256": request.context_sha256,
+        "continuation_sha256": request.continuation_sha256,
+        "read_sha256": request.read_sha256,
+        "tokens": len(request.context) + request.scored,
+        "scored": request.continuation.tolist(),
+        "dropped": request.dropped,
+        "lost_bytes": request.lost,
+        "prefix": request.prefix,
+    }
+    if score is not None:
+        # The shortest decimals that give the same float32 again.
+        told |= {"log_probs": [float(str(value)) for value in score.log_probs], "greedy": score.greedy, "dtype": dtype}
+    return told
+
+
+def counts(records: Iterable[dict[str, Any]]) -> list[Count]:
+    """By benchmark, in the order of their first records."""
+    found: dict[str, Counter[str]] = {}
+    documents: dict[str, set[tuple[str, int]]] = {}
+    for record in records:
+        name = record["task"].partition("/")[0]
+        of = found.setdefault(name, Counter())
+        documents.setdefault(name, set()).add((record["task"], record["document"]))
+        of["requests"] += 1
+        of["truncated"] += record["dropped"] > 0
+        of["dropped"] += record["dropped"]
+        of["tokens"] += record["tokens"]
+        of["scored"] += len(record["scored"])
+        of["unknown"] += record["lost_bytes"] is None
+        of["lost"] += record["lost_bytes"] or 0
+        of["prefixed"] += record["prefix"] is not None
+    keys = ("requests", "truncated", "dropped", "tokens", "scored")
+    return [
+        Count(
+            name,
+            len(documents[name]),
+            **{key: of[key] for key in keys},
+            lost=None if of["unknown"] else of["lost"],
+            prefixed=of["prefixed"],
+        )
+        for name, of in found.items()
+    ]
+
+
+def multiple_choice(found: Sequence[Count]) -> Count | None:
+    """The paper's line of that name: its seven benchmarks together."""
+    names = {one.name for one in MULTIPLE_CHOICE}
+    some = [one for one in found if one.name in names]
+    if {one.name for one in some} != names:
+        return None
+    totals = {key: sum(getattr(one, key) for one in some) for key in asdict(some[0]) if key not in ("name", "lost")}
+    lost = None if any(one.lost is None for one in some) else sum(one.lost or 0 for one in some)
+    return Count("multiple choice", **totals, lost=lost)
+
+
+def title_of(name: str) -> str:
+    """A benchmark's name as people write it."""
+    return BENCHMARKS[name].title if name in BENCHMARKS else name
+
+
+def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """JSON lines, compressed; the same records give the same bytes."""
+    memory = io.BytesIO()
+    with gzip.GzipFile(fileobj=memory, mode="wb", mtime=0, compresslevel=6) as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    write_bytes(path, memory.getvalue())
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file that must be there. InputError if it is not, or is damaged."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; an evaluation's folder has it once it is done")
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"{path}: damaged ({error}); take a copy, or evaluate anew") from None
+
+
+def multiset(records: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+    """What was asked, however often."""
+    return Counter(tuple(record[key] for key in SAME) for record in records)
+
+
+def multiset_sha256(asked: Counter[tuple[Any, ...]]) -> str:
+    """One hash of it."""
+    digest = hashlib.sha256()
+    for key, times in sorted(asked.items()):
+        digest.update(json.dumps([*key, times]).encode())
+    return digest.hexdigest()
+
+
+def difference(one: Counter[tuple[Any, ...]], other: Counter[tuple[Any, ...]]) -> str | None:
+    """Where two evaluations did not ask the same, in words; None where they did."""
+    only = [sorted((a - b).keys()) for a, b in ((one, other), (other, one))]
+    if not any(only):
+        return None
+    told = []
+    for which, keys in zip(("first", "second"), only, strict=True):
+        if keys:
+            tasks = Counter(key[0].partition("/")[0] for key in keys)
+            most = ", ".join(f"{name} {count:,}" for name, count in tasks.most_common(4))
+            told.append(
+                f"{len(keys):,} only in the {which} ({most}; such as {keys[0][0]}, document {keys[0][1]}, part {keys[0][2]})"
+            )
+    return "; ".join(told)

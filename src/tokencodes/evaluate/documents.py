@@ -1,0 +1,96 @@
+"""One record a document: what was right, what it would take to judge it otherwise, and what it has in common with others."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokencodes.errors import CheckFailed
+from tokencodes.evaluate.requests import ROLLING
+from tokencodes.evaluate.suites import Benchmark
+from tokencodes.evaluate.tasks import TaskOf
+
+NORMS = ("none", "characters", "bytes", "tokens")
+
+
+def cluster_of(one: Benchmark, task: TaskOf, row: dict[str, Any], number: int) -> str:
+    """What a row shares with others that are no independent draws; a name of its own where it shares nothing."""
+    match one.cluster:
+        case "subject":
+            return task.subject or ""
+        case "source":
+            return str(row["source_id"])
+        case "goal":
+            return str(row["goal"])
+        case "twins":  # two sentences that differ in a word or two, with the same two options
+            return " | ".join([*sorted((row["option1"], row["option2"])), *row["sentence"].split()[:4]])
+        case _:
+            return str(number)
+
+
+def document_records(
+    task: TaskOf, samples: Sequence[dict[str, Any]], requests: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """From lm-eval's samples of a task and our records of its requests. CheckFailed where accuracy by our own log-probabilities
+    is not what lm-eval says."""
+    of: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for record in requests:
+        of[record["document"]].append(record)
+    found = []
+    for sample in sorted(samples, key=lambda one: int(one["doc_id"])):
+        number, row = int(sample["doc_id"]), sample["doc"]
+        mine = sorted(of[number], key=lambda record: int(record["part"]))
+        told: dict[str, Any] = {
+            "task": task.name,
+            "document": number,
+            "cluster": cluster_of(task.benchmark, task, row, number),
+            "truncated": any(record["dropped"] for record in mine),
+            "lost_bytes": _sum(record["lost_bytes"] for record in mine)
+            if mine[0]["kind"] == ROLLING
+            else mine[0]["lost_bytes"],
+            "metrics": {name: sample[name] for name in sample["metrics"]},
+        }
+        if mine[0]["kind"] == ROLLING:
+            nats = -sum(sum(record["log_probs"]) for record in mine)
+            (_, words), (_, size) = sample["word_perplexity"], sample["byte_perplexity"]
+            told |= {"nats": nats, "words": words, "bytes": size, "tokens": sum(len(record["scored"]) for record in mine)}
+            told["metrics"] = {"bits_per_byte": None}
+        elif len(mine) > 1:
+            told |= _choices(task, row, mine, told["metrics"])
+        else:
+            told |= {"nats": -sum(mine[0]["log_probs"]), "tokens": len(mine[0]["scored"])}
+            told["metrics"] = {"acc": float(mine[0]["greedy"])}
+        found.append(told)
+    return found
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    some = list(values)
+    return None if None in some else sum(value or 0 for value in some)
+
+
+def _choices(task: TaskOf, row: dict[str, Any], mine: list[dict[str, Any]], metrics: dict[str, Any]) -> dict[str, Any]:
+    """Of a multiple-choice document: the right choice; log-probability and length of each; the choice taken by each norm."""
+    texts = task.task.doc_to_choice(row)
+    gold = task.task.doc_to_text(row) if task.task.multiple_input else task.task.doc_to_target(row)
+    gold = texts.index(gold) if isinstance(gold, str) else int(gold)
+    totals = [float(np.array(record["log_probs"], np.float32).sum(dtype=np.float64)) for record in mine]
+    lengths = {
+        "none": [1] * len(mine),
+        "characters": [len(text) for text in texts],
+        "bytes": [len(text.encode()) for text in texts],
+        "tokens": [len(record["scored"]) for record in mine],
+    }
+    if task.task.multiple_input:  # the choices are contexts, and all have the same continuation
+        lengths = dict.fromkeys(NORMS, lengths["none"])
+    taken = {norm: _first_best([total / size for total, size in zip(totals, lengths[norm], strict=True)]) for norm in NORMS}
+    for name, norm in (("acc", "none"), ("acc_norm", "characters")):
+        comparable = name in metrics and not (name == "acc_norm" and task.task.multiple_input)
+        if comparable and float(metrics[name]) != float(taken[norm] == gold):
+            raise CheckFailed(f"{task.name}: {name} is {taken[norm] == gold} by our scores, {metrics[name]} by lm-eval: {row}")
+    return {"gold": gold, "log_probs": totals, "taken": taken, "choices": len(mine)}
+
+
+def _first_best(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=lambda number: (values[number], -number))

@@ -1,0 +1,250 @@
+"""An evaluation from a model to its folder:
+
+requests.jsonl.gz   every request and its answer (`audit`)
+documents.jsonl.gz  every document and whether it was right (`documents`)
+evaluation.json     what was evaluated, on what, how, and the results; written last, so its presence means "done"
+
+A killed evaluation goes on where it was: passes that are done lie in `journal/`, for this model and these requests alone.
+"""
+
+import math
+import random
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokencodes.errors import InputError
+from tokencodes.evaluate import sensitivity
+from tokencodes.evaluate.audit import Count, counts, multiset, multiset_sha256, record_of, write_records
+from tokencodes.evaluate.documents import document_records
+from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request, pair_requests, rolling_requests
+from tokencodes.evaluate.scorer import Progress, Score, Scorer, no_progress
+from tokencodes.evaluate.second import Claim, check, sample
+from tokencodes.evaluate.subject import Evaluated
+from tokencodes.evaluate.suites import Benchmark
+from tokencodes.evaluate.tasks import TaskOf, make_tasks
+from tokencodes.evaluate.texts import Texts
+from tokencodes.files import only_one, read_json, write_json
+
+CHECKED = 64  # requests that go through the second scorer, shared among benchmarks
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What is asked of a model. documents: so many of each benchmark, drawn by `seed`; None for all. limit: tokens that are
+    read at once. prefix: the token that stands for an empty context."""
+
+    benchmarks: tuple[Benchmark, ...]
+    data: Path | None
+    limit: int
+    prefix: int | None
+    documents: int | None = None
+    seed: int = 0
+
+
+def chosen_documents(tasks: Sequence[TaskOf], asking: Asking) -> dict[str, list[int]]:
+    """The numbers of the scored documents of each task: all, or a seeded draw from each benchmark."""
+    by_benchmark: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    for task in tasks:
+        by_benchmark[task.benchmark.name] += [(task.name, number) for number in range(len(task.task.eval_docs))]
+    found: dict[str, list[int]] = {}
+    for name, places in by_benchmark.items():
+        some = places
+        if asking.documents is not None and asking.documents < len(places):
+            some = sorted(random.Random(f"{asking.seed} {name}").sample(places, asking.documents))
+        for task_name, number in some:
+            found.setdefault(task_name, []).append(number)
+    return found
+
+
+def instances(tasks: Sequence[TaskOf], chosen: dict[str, list[int]]) -> list[tuple[Asked, tuple[str, ...]]]:
+    """Every request of tasks as lm-eval words it."""
+    found = []
+    for task in tasks:
+        numbers = chosen[task.name]
+        task.task.build_all_requests(samples=numbers, rank=0, world_size=1)
+        for one in task.task.instances:
+            kind = ROLLING if one.request_type == ROLLING else CHOICE
+            part = 0 if kind == ROLLING else one.idx
+            found.append((Asked(task.name, numbers[one.doc_id], part, kind), one.args))
+    return found
+
+
+def requests_of(asked: Sequence[tuple[Asked, tuple[str, ...]]], texts: Texts, limit: int, prefix: int | None) -> list[Request]:
+    """The same as tokens."""
+    pairs = [(who, args) for who, args in asked if who.kind == CHOICE]
+    rolling = [(who, args) for who, args in asked if who.kind == ROLLING]
+    found = pair_requests([(args[0], args[1]) for _, args in pairs], [who for who, _ in pairs], texts, limit, prefix)
+    return found + rolling_requests([args[0] for _, args in rolling], [who for who, _ in rolling], texts, limit, prefix)
+
+
+def audit(asking: Asking, texts: Texts) -> tuple[list[Count], str]:
+    """Counts of the requests that an evaluation would make, and the hash of their multiset; no model is needed."""
+    tasks = make_tasks(asking.benchmarks, asking.data)
+    records = [
+        record_of(one)
+        for one in requests_of(instances(tasks, chosen_documents(tasks, asking)), texts, asking.limit, asking.prefix)
+    ]
+    return counts(records), multiset_sha256(multiset(records))
+
+
+def evaluate(
+    evaluated: Evaluated,
+    asking: Asking,
+    out: Path,
+    batch: int | None = None,
+    progress: Progress = no_progress,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Scores everything, writes the folder, returns what evaluation.json holds."""
+    with only_one(out):
+        told = identity(evaluated, asking)
+        if (out / "evaluation.json").is_file():
+            kept: dict[str, Any] = read_json(out / "evaluation.json")
+            if kept["identity"] != told:
+                raise InputError(f"{out}: holds another evaluation (of {kept['identity']['model']}); choose another --out")
+            return kept
+        tasks = make_tasks(asking.benchmarks, asking.data)
+        chosen = chosen_documents(tasks, asking)
+        tasks = [task for task in tasks if task.name in chosen]
+        scorer = Scorer(evaluated.model, batch, out / "journal", evaluated.weights_sha256, progress)
+        say(f"{evaluated.name}: {scorer.how}; {scorer.batch:,} tokens a pass")
+        answered, samples = _by_harness(evaluated, asking, tasks, chosen, scorer)
+        opinion = _second_opinion(evaluated, asking, answered)
+        say(f"a second scorer agrees on {opinion['checked']} requests: {opinion['largest']:.1e} nats a token at most")
+        records = [record_of(one, score, str(evaluated.model.dtype)) for one, score in answered]
+        documents = _documents(tasks, samples, records)
+        result = {
+            "identity": told,
+            "scorer": {"batch": scorer.batch, "how": scorer.how, "computed_tokens": scorer.computed},
+            "environment": _environment(evaluated),
+            "requests_sha256": multiset_sha256(multiset(records)),
+            "audit": [asdict(one) for one in counts(records)],
+            "second_opinion": opinion,
+            "results": results(asking.benchmarks, documents),
+            "sensitivity": _sensitivity(evaluated, asking, documents, answered, scorer),
+        }
+        write_records(out / "requests.jsonl.gz", records)
+        write_records(out / "documents.jsonl.gz", documents)
+        write_json(out / "evaluation.json", result)
+        shutil.rmtree(out / "journal", ignore_errors=True)
+    return result
+
+
+def identity(evaluated: Evaluated, asking: Asking) -> dict[str, Any]:
+    """What makes two evaluations the same one."""
+    config = evaluated.model.config
+    return {
+        "model": evaluated.name,
+        "weights_sha256": evaluated.weights_sha256,
+        "interface": getattr(config, "interface", None),
+        "dtype": str(evaluated.model.dtype).removeprefix("torch."),
+        "tokenizer_sha256": evaluated.texts.sha256,
+        "benchmarks": [one.name for one in asking.benchmarks],
+        "rows": "local, by SHA-256" if asking.data else "Hugging Face hub",
+        "context": asking.limit,
+        "prefix": asking.prefix,
+        "documents": asking.documents,
+        "seed": asking.seed if asking.documents else None,
+        "harness": version("lm-eval"),
+    }
+
+
+def _by_harness(
+    evaluated: Evaluated, asking: Asking, tasks: Sequence[TaskOf], chosen: dict[str, list[int]], scorer: Scorer
+) -> tuple[list[tuple[Request, Score]], dict[str, list[dict[str, Any]]]]:
+    """Requests with their scores, and lm-eval's own samples by task."""
+    from lm_eval.evaluator import evaluate as run
+
+    from tokencodes.evaluate.language_model import LanguageModel
+
+    model = LanguageModel(scorer, evaluated.texts, asking.limit, asking.prefix, chosen)
+    named = {"tasks": {task.name: task.task for task in tasks}, "groups": {}}
+    found = run(lm=model, task_dict=named, samples=chosen, bootstrap_iters=0, log_samples=True)
+    return model.answered, found["samples"]
+
+
+def _second_opinion(evaluated: Evaluated, asking: Asking, answered: Sequence[tuple[Request, Score]]) -> dict[str, Any]:
+    claims = [
+        Claim(
+            one.asked.task.partition("/")[0],
+            one.asked.document,
+            one.asked.part,
+            *one.texts,
+            one.asked.part if one.asked.kind == ROLLING else None,
+            tuple(score.log_probs.tolist()),
+            score.greedy,
+        )
+        for one, score in answered
+    ]
+    drawn = sample(claims, CHECKED, asking.seed)
+    return asdict(check(evaluated.model, evaluated.texts.tokenizer, drawn, asking.limit, asking.prefix))
+
+
+def _documents(
+    tasks: Sequence[TaskOf], samples: dict[str, list[dict[str, Any]]], records: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    by_task: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_task[record["task"]].append(record)
+    return [one for task in tasks for one in document_records(task, samples[task.name], by_task[task.name])]
+
+
+def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By benchmark: its metrics over documents, as fractions; perplexities and bits per byte where they are what is meant."""
+    found = {}
+    for one in benchmarks:
+        some = [record for record in documents if record["task"].partition("/")[0] == one.name]
+        told: dict[str, Any] = {"documents": len(some)}
+        if one.endpoint == "bits_per_byte":
+            nats, words, size = (math.fsum(record[key] for record in some) for key in ("nats", "words", "bytes"))
+            lost = [record["lost_bytes"] for record in some]
+            told |= {"word_perplexity": math.exp(nats / words), "byte_perplexity": math.exp(nats / size)}
+            told |= {"bits_per_byte": nats / size / math.log(2), "lost_bytes": None if None in lost else sum(lost)}
+        else:
+            for name in ("acc", "acc_norm"):
+                values = [record["metrics"][name] for record in some if name in record["metrics"]]
+                if values:
+                    told[name] = math.fsum(values) / len(values)
+            if some and "choices" not in some[0]:
+                told["perplexity"] = math.exp(math.fsum(record["nats"] for record in some) / len(some))
+        found[one.name] = told
+    return found
+
+
+def _sensitivity(
+    evaluated: Evaluated,
+    asking: Asking,
+    documents: Sequence[dict[str, Any]],
+    answered: Sequence[tuple[Request, Score]],
+    scorer: Scorer,
+) -> dict[str, Any]:
+    found: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for one in asking.benchmarks:
+        some = [record for record in documents if record["task"].partition("/")[0] == one.name]
+        for name, value in (("truncation", sensitivity.of_truncation(some)), ("averages", sensitivity.of_averages(some))):
+            if value is not None:
+                found[name][one.name] = value
+        if some and "choices" in some[0]:
+            found["norms"][one.name] = sensitivity.of_norms(some)
+            if one.letters:
+                found["letters"][one.name] = sensitivity.of_letters(some)
+    other = int(evaluated.texts.plain("\n")[-1])
+    return {**found, "prefix": sensitivity.of_prefix(answered, [None, other], scorer.score)}
+
+
+def _environment(evaluated: Evaluated) -> dict[str, Any]:
+    device = evaluated.model.device.type
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "tokenizers": version("tokenizers"),
+    }

@@ -1,0 +1,93 @@
+"""The model as lm-eval sees it. Every answer is kept with its request, for the audit."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from lm_eval.api.model import TemplateLM
+from transformers import PretrainedConfig
+
+from tokencodes.errors import InputError
+from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request, pair_requests, rolling_requests
+from tokencodes.evaluate.scorer import Score, Scorer
+from tokencodes.evaluate.texts import Texts
+
+
+def context_limit(config: PretrainedConfig, asked: int | None) -> int:
+    """Tokens that a model may read at once: what was asked for, else what its configuration says. InputError if neither does,
+    or if more is asked for than the model was made for."""
+    told = getattr(config.get_text_config(), "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if asked is None and told is None:
+        raise InputError("the model's configuration does not say how many tokens it reads; give --context")
+    if asked is not None and told is not None and asked > told:
+        raise InputError(f"--context {asked}: this model reads {told} tokens at most")
+    return asked if asked is not None else int(told or 0)
+
+
+class LanguageModel(TemplateLM):
+    """Answers log-likelihood requests by a `Scorer`; nothing is generated.
+
+    limit: tokens that are read at once. prefix: the token that stands for an empty context, None for none. chosen: where only
+    some documents of a task are scored, their numbers, by task; lm-eval counts anew from 0.
+    """
+
+    def __init__(
+        self, scorer: Scorer, texts: Texts, limit: int, prefix: int | None, chosen: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        super().__init__()
+        self.scorer, self.texts, self.limit, self.prefix = scorer, texts, limit, prefix
+        self.chosen = chosen or {}
+        self.answered: list[tuple[Request, Score]] = []
+
+    @property
+    def eot_token_id(self) -> int:
+        """lm-eval's prefix token."""
+        return -1 if self.prefix is None else self.prefix
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids of one text."""
+        ids = self.texts.plain(string) if add_special_tokens is False else self.texts.encode([string])[0]
+        return [int(id) for id in ids]
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """See lm-eval. `requests` are its Instances."""
+        asked = [self._who(one, one.idx, CHOICE) for one in requests]
+        pairs = [one.args for one in requests]
+        return [
+            (one.total, one.greedy) for one in self._answer(pair_requests(pairs, asked, self.texts, self.limit, self.prefix))
+        ]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """See lm-eval."""
+        asked = [self._who(one, 0, ROLLING) for one in requests]
+        texts = [one.args[0] for one in requests]
+        windows = rolling_requests(texts, asked, self.texts, self.limit, self.prefix)
+        totals: dict[tuple[str, int], float] = {}
+        for window, score in zip(windows, self._answer(windows), strict=True):
+            key = (window.asked.task, window.asked.document)
+            totals[key] = totals.get(key, 0.0) + score.total
+        return [totals[one.task, one.document] for one in asked]
+
+    def _who(self, one: Any, part: int, kind: str) -> Asked:
+        task, number = one.task_name or "", one.doc_id or 0
+        return Asked(task, self.chosen[task][number] if task in self.chosen else number, part, kind)
+
+    def _answer(self, requests: list[Request]) -> list[Score]:
+        scores = self.scorer.score(requests)
+        self.answered.extend(zip(requests, scores, strict=True))
+        return scores
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """The same from ids, for callers of lm-eval's own methods."""
+        found = []
+        for number, (_, context, scored) in enumerate(requests):
+            dropped = max(0, len(context) + len(scored) - (self.limit + 1))
+            ids = [np.array(some, dtype=np.uint32) for some in (context[dropped:], scored)]
+            found.append(Request(Asked("", number, 0), ids[0], ids[1], dropped, None, None, "", "", ("", "")))
+        return [(one.total, one.greedy) for one in self._answer(found)]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Refused."""
+        raise InputError("this evaluation scores continuations and generates none; leave out tasks that generate")

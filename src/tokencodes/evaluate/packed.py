@@ -1,0 +1,159 @@
+"""A pass of pieces through a transformers model: every layer sees all tokens in one row, and only attention knows of pieces.
+
+The model's own forward runs, with another attention function in its place: each piece attends to itself as its tree has it, and
+to the keys and values that the piece it continues has left. Models whose attention does more than that (a window, soft capping,
+sinks) or goes another way are refused, and are scored without sharing (`rows`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, PreTrainedModel
+
+from tokencodes.evaluate.plan import Pass, Piece
+
+Kept = tuple[Tensor, Tensor]  # keys and values, [heads, start + M + room, channels] each
+AT_ONCE = 256  # positions whose logits exist at a time
+BEYOND = ("sliding_window", "softcap", "s_aux", "position_bias")
+
+
+class Unsupported(Exception):
+    """A model whose attention is more than what is done here."""
+
+
+@dataclass(eq=False)
+class Packed:
+    """Logits of passes, in the order of their plan. Keys and values that no later piece needs are dropped."""
+
+    model: PreTrainedModel
+    kept: dict[int, dict[int, Kept]] = field(default_factory=dict)  # id of a piece -> layer -> keys and values
+    _pieces: list[Piece] = field(default_factory=list)
+    _masks: list[Tensor | None] = field(default_factory=list)
+    _seen: int = 0  # calls of attention in this pass
+
+    def logits(self, one: Pass, rows: Tensor) -> Iterator[Tensor]:
+        """Logits [R, V] in float32 after some of the pass's tokens, int64[..], a part of them at a time."""
+        hidden, head = self._hidden(one), self.model.get_output_embeddings()
+        for part in rows.split(AT_ONCE):
+            if type(head) is nn.Linear and head.bias is None:  # so laid out, the product is faster by a fifth on a CPU
+                yield (head.weight @ hidden[part].T).T.float()
+            else:
+                yield head(hidden[part]).float()
+
+    def _hidden(self, one: Pass) -> Tensor:
+        device = self.model.device
+        alive = {id(piece) for piece in _chain(one.pieces)}
+        self.kept = {piece: held for piece, held in self.kept.items() if piece in alive}
+        self._pieces, self._seen = one.pieces, 0
+        self._masks = [_mask(piece, device) for piece in one.pieces]
+        ids = torch.cat([torch.from_numpy(piece.tokens.astype("int64")) for piece in one.pieces]).to(device)
+        places = torch.cat([torch.from_numpy(piece.start + piece.depth) for piece in one.pieces]).to(device)
+        with self._attention():
+            found = self.model.base_model(input_ids=ids[None], position_ids=places[None], use_cache=False)
+        if not self._seen:
+            raise Unsupported("its attention cannot be replaced")
+        hidden: Tensor = found[0][0]
+        return hidden
+
+    @contextmanager
+    def _attention(self) -> Iterator[None]:
+        name, before = f"tokencodes-{id(self)}", self.model.config._attn_implementation
+        AttentionInterface.register(name, self._attend)
+        self.model.set_attn_implementation(name)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
+            AttentionInterface._global_mapping.pop(name, None)
+
+    def _attend(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **told: Any
+    ) -> tuple[Tensor, None]:
+        """query [1, heads, N, channels], key and value [1, key heads, N, channels] -> [1, N, heads, channels]."""
+        beyond = [name for name in BEYOND if told.get(name) is not None]
+        if beyond or mask is not None or query.shape[2] != key.shape[2]:
+            raise Unsupported(f"its attention asks for {', '.join(beyond) or 'a mask or keys of its own'}")
+        self._seen += 1
+        layer, row, parts = int(module.layer_idx), 0, []  # type: ignore[arg-type]
+        for piece, seen in zip(self._pieces, self._masks, strict=True):
+            rows = slice(row, row + len(piece.tokens))
+            keys, values = key[0, :, rows], value[0, :, rows]
+            if piece.continues is not None or piece.kept:
+                keys, values = self._with_kept(piece, layer, keys, values)
+            parts.append(_attention_of(query[0, :, rows], keys, values, seen, told.get("scaling")))
+            row = rows.stop
+        return torch.cat(parts, dim=1).transpose(0, 1)[None], None
+
+    def _with_kept(self, piece: Piece, layer: int, keys: Tensor, values: Tensor) -> Kept:
+        """Keys and values from the root on. Those of a kept piece lie in memory with room behind them, so that a piece that
+        continues it writes its own there, and nothing is copied for it."""
+        before = self.kept[id(piece.continues)][layer] if piece.continues is not None else None
+        end = piece.start + len(piece.tokens)
+        if piece.kept:
+            both = []
+            for own, old in zip((keys, values), before or (None, None), strict=True):
+                held = own.new_empty(own.shape[0], end + piece.room, own.shape[2])
+                if old is not None:
+                    held[:, : piece.start] = old[:, : piece.start]
+                both.append(held)
+            self.kept.setdefault(id(piece), {})[layer] = before = both[0], both[1]
+        assert before is not None
+        before[0][:, piece.start : end], before[1][:, piece.start : end] = keys, values
+        return before[0][:, :end], before[1][:, :end]
+
+
+def _chain(pieces: list[Piece]) -> Iterator[Piece]:
+    """The pieces that some continue, and those that these continue."""
+    for piece in pieces:
+        above = piece.continues
+        while above is not None:
+            yield above
+            above = above.continues
+
+
+def _mask(piece: Piece, device: torch.device) -> Tensor | None:
+    """Which tokens each token sees, bool[M, start + M]; None where that is all up to it, and nothing before the piece."""
+    if piece.chain and not piece.start:
+        return None
+    size = len(piece.tokens)
+    own, last = torch.arange(size, device=device), torch.from_numpy(piece.last).to(device)
+    seen = (own[None] <= own[:, None]) & (own[:, None] <= last[None])
+    return torch.cat([seen.new_ones(size, piece.start), seen], dim=1)
+
+
+def _attention_of(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """[heads, M, channels] of one piece. Query heads that share keys are put one below the other: no key is copied."""
+    heads, size, channels = query.shape
+    groups = heads // keys.shape[0]
+    if mask is None:
+        found = F.scaled_dot_product_attention(
+            query[None], keys[None], values[None], is_causal=True, scale=scaling, enable_gqa=groups > 1
+        )
+        return found[0]
+    folded = query.reshape(keys.shape[0], groups * size, channels)
+    found = F.scaled_dot_product_attention(
+        folded[None], keys[None], values[None], attn_mask=mask.repeat(groups, 1), scale=scaling
+    )
+    return found[0].view(heads, size, values.shape[-1])
+
+
+@dataclass(eq=False)
+class Rows:
+    """The same by the model's own forward, a padded row for each piece, for models that cannot be packed. Nothing is shared."""
+
+    model: PreTrainedModel
+
+    def logits(self, one: Pass, rows: Tensor) -> Iterator[Tensor]:
+        """See `Packed.logits`."""
+        device = self.model.device
+        ids = nn.utils.rnn.pad_sequence([torch.from_numpy(piece.tokens.astype("int64")) for piece in one.pieces], True)
+        sizes = torch.tensor([len(piece.tokens) for piece in one.pieces])
+        there = torch.arange(ids.shape[1])[None] < sizes[:, None]
+        told = self.model(input_ids=ids.to(device), attention_mask=there.long().to(device), use_cache=False)
+        places = there.flatten().nonzero()[:, 0].to(device)
+        yield told.logits.flatten(0, 1)[places[rows]].float()

@@ -1,0 +1,243 @@
+"""Requests -> log-probabilities, by any transformers causal LM: planned, packed, resumable.
+
+Scores are a function of the model, the set of requests and the recorded batch size: order, interruption and what else was asked
+before change no bit on one machine. Log-softmax in float32, whatever the model computes in.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tokencodes.errors import CheckFailed
+from tokencodes.evaluate.packed import Packed, Rows, Unsupported
+from tokencodes.evaluate.plan import KEPT, Pass, Plan, make_plan
+from tokencodes.evaluate.requests import Request
+from tokencodes.files import read_json_lines
+
+CPU_BATCH, CUDA_BATCH = 2048, 32768  # tokens of a pass: the first, and the largest that is tried
+AGREE, AGREE_REDUCED = 1e-3, 0.25  # logits of packed and own forward, by dtype: float32, or less
+
+Progress = Callable[[int, int, float, float], None]  # requests done, of how many, requests a second, seconds left
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """The log-probability of each scored token in nats, float32[scored]; and whether each was the most likely one (the first of
+    those that are equally likely)."""
+
+    log_probs: Floats
+    greedy: bool
+
+    @property
+    def total(self) -> float:
+        """Log-probability of all scored tokens together."""
+        return float(self.log_probs.sum(dtype=np.float64))
+
+
+def no_progress(done: int, of: int, rate: float, left: float) -> None:
+    """Tells nobody."""
+
+
+class Scorer:
+    """A model that answers requests.
+
+    batch: tokens of a pass; by default what suits the device. journal: a folder where passes are noted as they are done, so
+    that a killed evaluation goes on. fingerprint: what tells this model from others there.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batch: int | None = None,
+        journal: Path | None = None,
+        fingerprint: str = "",
+        progress: Progress = no_progress,
+    ) -> None:
+        self.model = model.eval()
+        self.shared, self.how = self._can_be_packed()
+        self.batch = batch or self._fitting()
+        self.journal, self.progress = journal, progress
+        kind = f"{model.device.type} {model.dtype} {torch.__version__} {torch.get_num_threads()} {fingerprint}"
+        self._kind = hashlib.sha256(kind.encode()).hexdigest()
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
+        self.computed = 0  # tokens so far
+
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """The score of each request. CheckFailed where a log-probability is not finite."""
+        plan, item_of = make_plan([(one.tokens, one.scored) for one in requests], self.batch, self.shared)
+        log_probs = [np.empty(scored, dtype=np.float32) for _, scored in plan.items]
+        greedy = np.ones(len(plan.items), dtype=bool)
+        with _Journal(self.journal, f"{self._kind[:16]}-{plan.sha256[:16]}") as journal:
+            for number, (found, best) in enumerate(self._passes(plan, journal, np.bincount(item_of))):
+                one = plan.passes[number]
+                if not np.isfinite(found).all():
+                    item = self._culprit(plan, one.items[~np.isfinite(found)])
+                    who = requests[int(np.flatnonzero(item_of == item)[0])].asked
+                    raise CheckFailed(
+                        f"{who.task}, document {who.document}, part {who.part}: a log-probability is not finite; this model's "
+                        "logits are NaN or infinite there, so no score of it can be believed"
+                    )
+                for item, place, value in zip(one.items, one.places, found, strict=True):
+                    log_probs[item][place] = value
+                np.logical_and.at(greedy, one.items, best)
+        return [Score(log_probs[item], bool(greedy[item])) for item in item_of]
+
+    def _passes(self, plan: Plan, journal: "_Journal", askers: NDArray[np.int64]) -> Any:
+        """Log-probabilities and whether they are the best, float32[A] and bool[A], of each pass: noted ones, or computed."""
+        needed = _needed(plan, journal.done)
+        forward = Packed(self.model) if self.shared else Rows(self.model)
+        finished = _finished(plan, askers)
+        began, computed, ahead = time.monotonic(), 0, sum(plan.passes[number].size for number in needed)
+        answered, done, of = 0, 0, int(finished.sum())
+        for number, one in enumerate(plan.passes):
+            done += int(finished[number])
+            if number not in needed:
+                yield journal.done[number]
+                continue
+            answer = self._answers(forward, one)
+            computed, self.computed = computed + one.size, self.computed + one.size
+            if number not in journal.done:
+                answered += int(finished[number])
+                if np.isfinite(answer[0]).all():
+                    journal.note(number, answer)
+            took = time.monotonic() - began
+            self.progress(done, of, answered / took, took / computed * (ahead - computed))
+            yield journal.done.get(number, answer)
+
+    @torch.no_grad()
+    def _answers(self, forward: Packed | Rows, one: Pass) -> tuple[Floats, NDArray[np.bool_]]:
+        rows, place = np.unique(one.rows, return_inverse=True)
+        device = self.model.device
+        log_probs, best, begin = np.empty(len(place), dtype=np.float32), np.empty(len(place), dtype=bool), 0
+        for logits_RV in forward.logits(one, torch.from_numpy(rows).to(device)):
+            here = np.flatnonzero((place >= begin) & (place < begin + len(logits_RV)))
+            row = torch.from_numpy(place[here] - begin).to(device)
+            target = torch.from_numpy(one.targets[here]).to(device)
+            log_probs[here], best[here] = (found.cpu().numpy() for found in _judge(logits_RV, row, target))
+            begin += len(logits_RV)
+        return log_probs, best
+
+    @torch.no_grad()
+    def _culprit(self, plan: Plan, items: NDArray[np.int64]) -> int:
+        """The first of some items that is not finite by itself: where pieces are packed, a NaN spreads to its neighbours."""
+        for item in np.unique(items):
+            ids = torch.from_numpy(plan.items[item][0][:-1].astype("int64"))[None].to(self.model.device)
+            if not torch.isfinite(self.model(input_ids=ids, use_cache=False).logits).all():
+                return int(item)
+        return int(items[0])
+
+    def _can_be_packed(self) -> tuple[bool, str]:
+        """Whether attention of this model can be packed: branches are computed so, and by its own forward."""
+        vocab = int(self.model.config.get_text_config().vocab_size)
+        trunk = np.arange(7, 7 + KEPT + 4) % vocab
+        tails = ([1, 2, 3], [1, 2, 4, 5], [1, 6], [8, 9, 10, 11, 12])
+        asked = [(np.concatenate([trunk, np.array(tail) % vocab]).astype(np.uint32), 1) for tail in tails]
+        plan, _ = make_plan(asked, KEPT)
+        worst, packed = 0.0, Packed(self.model)
+        try:
+            with torch.no_grad():
+                for one in plan.passes:
+                    rows = torch.from_numpy(one.rows).to(self.model.device)
+                    for item, logits_V in zip(
+                        one.items, [row for part in packed.logits(one, rows) for row in part], strict=True
+                    ):
+                        ids = torch.from_numpy(plan.items[item][0][:-1].astype("int64"))[None].to(self.model.device)
+                        own_V = self.model(input_ids=ids, use_cache=False).logits[0, -1].float()
+                        worst = max(worst, float((own_V - logits_V).abs().max()))
+        except (Unsupported, AttributeError, TypeError) as error:
+            return False, f"a row for each request, nothing shared ({error})"
+        if not worst <= (AGREE if self.model.dtype == torch.float32 else AGREE_REDUCED):
+            return False, f"a row for each request, nothing shared (packed logits would differ by {worst:.2g})"
+        return True, "packed, common beginnings computed once"
+
+    def _fitting(self) -> int:
+        """Tokens of a pass: on a GPU the most that fit, of powers of two."""
+        if self.model.device.type != "cuda":
+            return CPU_BATCH
+        batch = CUDA_BATCH
+        while batch > 1024:
+            try:
+                ids = np.arange(batch, dtype=np.uint32) % 100
+                plan, _ = make_plan([(part, len(part) - 1) for part in np.array_split(ids, batch // 512)], batch, False)
+                with torch.no_grad():
+                    for one in plan.passes:
+                        self._answers(Packed(self.model) if self.shared else Rows(self.model), one)
+                return batch
+            except torch.cuda.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                batch //= 2
+        return batch
+
+
+def _judge(logits_RV: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of targets[A] after rows[A], and whether each is the first of the most likely. Overwrites the logits."""
+    top_R = logits_RV.amax(-1)
+    of_target = logits_RV[rows, targets]
+    best = of_target == top_R[rows]
+    for number in best.nonzero()[:, 0].tolist():  # of equals the first counts, as argmax has it
+        row, target = rows[number], int(targets[number])
+        best[number] = target == 0 or bool((logits_RV[row, :target] < top_R[row]).all())
+    total_R = logits_RV.sub_(top_R[:, None]).exp_().sum(-1)
+    return of_target - top_R[rows] - total_R[rows].log(), best
+
+
+def _needed(plan: Plan, done: dict[int, Any]) -> set[int]:
+    """Passes to compute: those not done, and those whose kept keys and values they continue."""
+    needed = set(range(len(plan.passes))) - done.keys()
+    for number in sorted(needed, reverse=True):
+        for piece in plan.passes[number].pieces:
+            above = piece.continues
+            while above is not None:
+                needed.add(above.number)
+                above = above.continues
+    return needed
+
+
+def _finished(plan: Plan, askers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many requests get the last of their answer in each pass."""
+    last = np.zeros(len(plan.items), dtype=np.int64)
+    for number, one in enumerate(plan.passes):
+        last[one.items] = number
+    return np.bincount(last, weights=askers, minlength=len(plan.passes)).astype(np.int64)
+
+
+class _Journal:
+    """The passes that are done, in a file of JSON lines; it is for one model and one plan, and says so by its name."""
+
+    def __init__(self, folder: Path | None, name: str) -> None:
+        self.path = folder / f"passes-{name}.jsonl" if folder else None
+        self.done: dict[int, tuple[Floats, NDArray[np.bool_]]] = {}
+        for record in read_json_lines(self.path) if self.path else ():
+            self.done[record["pass"]] = (np.array(record["log_probs"], np.float32), np.array(record["best"], dtype=bool))
+        self._file: Any = None
+
+    def __enter__(self) -> "_Journal":
+        if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_file():  # a line that a kill cut short goes
+                data = self.path.read_bytes()
+                self.path.write_bytes(data[: data.rfind(b"\n") + 1])
+            self._file = self.path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file:
+            self._file.close()
+
+    def note(self, number: int, answer: tuple[Floats, NDArray[np.bool_]]) -> None:
+        """Writes down one pass."""
+        if self._file:
+            told = {"pass": number, "log_probs": answer[0].tolist(), "best": answer[1].astype(int).tolist()}
+            self._file.write(json.dumps(told) + "\n")
+            self._file.flush()

@@ -1,0 +1,116 @@
+"""A second opinion: a scorer that shares nothing with the first but the model, and is too simple to be wrong in the same way.
+
+One request at a time, from its texts, with the tokenizer's own calls; batch 1, no cache, nothing shared, the model's own
+forward in float32, PyTorch's own log-softmax. A seeded sample of every evaluation goes through it. It is written after
+lm-eval's description of a request, not after `requests`.
+"""
+
+import copy
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tokencodes.errors import CheckFailed
+
+A_TOKEN = 1e-4  # nats that a token may differ by in float32
+A_TOKEN_REDUCED = 0.25  # and where the evaluation computed in less
+NEAR = 1e-4  # two best logits so near may be told apart either way
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is to be checked: one request's texts, and its score. window: of a rolling document, else None."""
+
+    task: str
+    document: int
+    part: int
+    context: str
+    continuation: str
+    window: int | None
+    log_probs: tuple[float, ...]
+    greedy: bool
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """How far the claims were off."""
+
+    checked: int
+    tokens: int
+    largest: float  # nats a token
+    flags: int  # greedy flags that differ where the two best logits are nearer than NEAR
+    allowed: float
+
+
+def sample(claims: Sequence[Claim], size: int, seed: int) -> list[Claim]:
+    """A seeded sample, the same number from each task as far as it has so many; at least one of each."""
+    by_task: defaultdict[str, list[Claim]] = defaultdict(list)
+    for claim in claims:
+        by_task[claim.task].append(claim)
+    draw = random.Random(seed)
+    each = max(1, size // len(by_task)) if by_task else 0
+    return [claim for task in sorted(by_task) for claim in draw.sample(by_task[task], min(each, len(by_task[task])))]
+
+
+@torch.no_grad()
+def check(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, claims: Sequence[Claim], limit: int, prefix: int | None
+) -> Opinion:
+    """Scores claims anew. CheckFailed at the first that does not agree."""
+    allowed = A_TOKEN if model.dtype == torch.float32 else A_TOKEN_REDUCED
+    exact = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
+    largest, tokens, near = 0.0, 0, 0
+    for claim in claims:
+        ids, scored = _ids(tokenizer, claim, limit, prefix)
+        logits = exact(input_ids=torch.tensor([ids[:-1]], device=model.device)).logits[0, -scored:].float()
+        wanted = torch.tensor(ids[-scored:], device=model.device)
+        own = torch.log_softmax(logits, -1)[torch.arange(scored), wanted].cpu().tolist()
+        where = f"{claim.task}, document {claim.document}, part {claim.part}"
+        if len(own) != len(claim.log_probs):
+            raise CheckFailed(f"{where}: {len(claim.log_probs)} tokens were scored, a second scorer finds {len(own)}")
+        apart = max(abs(one - other) for one, other in zip(own, claim.log_probs, strict=True))
+        if not apart <= allowed:
+            raise CheckFailed(
+                f"{where}: a second, independent scorer differs by {apart:.3g} nats at a token (allowed: {allowed:g}); "
+                "no score of this evaluation can be believed"
+            )
+        best, second = logits.topk(2, -1).values.T
+        if bool((logits.argmax(-1) == wanted).all()) != claim.greedy:
+            if float((best - second).min()) > (NEAR if allowed == A_TOKEN else A_TOKEN_REDUCED):
+                raise CheckFailed(f"{where}: a second scorer says greedy {not claim.greedy}, and no two logits are near")
+            near += 1
+        largest, tokens = max(largest, apart), tokens + scored
+    return Opinion(len(claims), tokens, largest, near, allowed)
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, claim: Claim, limit: int, prefix: int | None) -> tuple[list[int], int]:
+    """All ids of a claim, and how many at the end are scored."""
+    if claim.window is not None:
+        return _window(tokenizer.encode(claim.continuation), claim.window, limit, prefix)
+    context, continuation = claim.context, claim.continuation
+    while context and context[-1].isspace():
+        context, continuation = context[:-1], context[-1] + continuation
+    if context:
+        before = tokenizer.encode(context)
+        ids = before + tokenizer.encode(context + continuation)[len(before) :]
+        scored = len(ids) - len(before)
+    else:
+        ids = tokenizer.encode(continuation, add_special_tokens=False)
+        if ids[0] != prefix:
+            ids = [prefix, *ids]
+        scored = len(ids) - 1
+    return ids[-(limit + 1) :], scored
+
+
+def _window(ids: list[int], number: int, limit: int, prefix: int | None) -> tuple[list[int], int]:
+    """Tokens are predicted in runs of `limit`; each run but the first has what fits before it, and one token at least."""
+    if prefix is not None:
+        ids = [prefix, *ids]
+    # The token at place p is predicted from those before it: places 1.. are scored, `limit` of them a window.
+    begin = 1 + number * limit
+    end = min(begin + limit, len(ids))
+    return ids[max(0, end - limit - 1) : end], end - begin

@@ -1,0 +1,110 @@
+"""What is evaluated: a model, its tokenizer, and what tells it from any other."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tokencodes import checkpoint
+from tokencodes.errors import InputError
+from tokencodes.evaluate.texts import Texts, open_texts
+from tokencodes.files import read_json
+from tokencodes.model import TokenCodeConfig
+
+PADDED = 1024  # rows of a head that stand for no token, at most
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(eq=False)
+class Evaluated:
+    """A model on its device, its tokenizer, and the SHA-256 of its weights."""
+
+    name: str
+    model: PreTrainedModel
+    texts: Texts
+    weights_sha256: str
+
+
+def open_evaluated(place: str, tokenizer: str | None, device: str, dtype: str) -> Evaluated:
+    """place: a run (its newest checkpoint), a checkpoint, a folder of any transformers causal LM, or a hub id. InputError where
+    there is no model or tokenizer, or they do not belong together."""
+    path = Path(place)
+    model = _ours(path) if _is_ours(path) else _foreign(place)
+    model = model.to(device=_device(device), dtype=_dtype(dtype)).eval()
+    wanted = getattr(model.config, "tokenizer_sha256", None)
+    if tokenizer is None:
+        beside = _beside(path)
+        if path.exists() and beside is None:
+            raise InputError(f"{place}: no tokenizer.json there; name one by --tokenizer")
+        tokenizer = place if beside is None else str(beside)
+    texts = open_texts(tokenizer)
+    found = hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest() if Path(tokenizer).is_file() else wanted
+    if wanted is not None and found != wanted:
+        raise InputError(f"{tokenizer}: SHA-256 {str(found)[:12]}, but {place} was trained with the tokenizer {wanted[:12]}")
+    check_vocabulary(texts, model)
+    return Evaluated(place, model, texts, weights_sha256(model))
+
+
+def check_vocabulary(texts: Texts, model: PreTrainedModel) -> None:
+    """InputError where a tokenizer cannot be a model's: more entries than it has, or far fewer."""
+    size = int(model.config.get_text_config().vocab_size)
+    if not size - PADDED <= texts.vocab_size <= size:
+        raise InputError(
+            f"the tokenizer has {texts.vocab_size:,} entries and the model {size:,}: not this model's tokenizer; name it by "
+            "--tokenizer"
+        )
+
+
+def weights_sha256(model: PreTrainedModel) -> str:
+    """Over all parameters and buffers by name: what scores depend on, in the dtype in which they are used."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _is_ours(path: Path) -> bool:
+    if (path / "checkpoints").is_dir() or (path / "manifest.json").is_file():
+        return True
+    return (path / "config.json").is_file() and read_json(path / "config.json").get("model_type") == TokenCodeConfig.model_type
+
+
+def _ours(path: Path) -> PreTrainedModel:
+    return checkpoint.load_model(path)
+
+
+def _foreign(place: str) -> PreTrainedModel:
+    try:
+        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    except (OSError, ValueError, SafetensorError) as error:
+        told = str(error).strip().splitlines()[0][:160]
+        raise InputError(
+            f"{place}: no model that can be read ({told}); name a run, a checkpoint, a folder or a hub id"
+        ) from None
+    return found
+
+
+def _beside(path: Path) -> Path | None:
+    """The tokenizer file of a local model: beside it, or in the export of its run."""
+    places = [path, path / "model", path / "data", path.parent.parent / "model", path.parent.parent / "data"]
+    return next((folder / "tokenizer.json" for folder in places if (folder / "tokenizer.json").is_file()), None)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise InputError(f"--device {name!r}: known: auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: PyTorch sees no GPU here; take cpu")
+    return torch.device(name)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise InputError(f"--dtype {name!r}: known: {', '.join(DTYPES)}")
+    return DTYPES[name]

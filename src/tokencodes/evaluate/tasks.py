@@ -1,0 +1,129 @@
+"""lm-eval's tasks over rows that are known by hash: prompts, choices and metrics are the harness's, the data are ours to
+check."""
+
+import functools
+import gzip
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tokencodes.errors import InputError
+from tokencodes.evaluate.suites import SHA256, Benchmark
+
+HARNESS = "0.4.13"  # the release whose task files and request rules are meant
+SPLITS = {"training_split", "validation_split", "test_split", "fewshot_split"}
+
+
+@dataclass(frozen=True, eq=False)
+class TaskOf:
+    """One lm-eval task of a benchmark: all of it, or one subject. name is what lm-eval and results call it."""
+
+    benchmark: Benchmark
+    name: str
+    subject: str | None
+    task: Any  # lm_eval.api.task.ConfigurableTask
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        """The scored rows, as the task's prompts see them."""
+        found: list[dict[str, Any]] = list(self.task.eval_docs)
+        return found
+
+
+def harness() -> Path:
+    """The folder of lm-eval's task files. InputError if the wanted release is not there."""
+    try:
+        found = version("lm-eval")
+    except PackageNotFoundError:
+        raise InputError("evaluation needs lm-eval: pip install 'tokencodes[eval]'") from None
+    if found != HARNESS:
+        raise InputError(f"lm-eval {found}: prompts are bound to {HARNESS}; pip install 'lm-eval=={HARNESS}'")
+    spec = find_spec("lm_eval")
+    assert spec is not None and spec.origin is not None
+    for name in ("lm_eval", "lm-eval", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    _quick_and_quiet()
+    return Path(spec.origin).parent / "tasks"
+
+
+def _quick_and_quiet() -> None:
+    """lm-eval compiles a prompt's template anew for each document, which takes most of the time that prompts take; and it shows
+    a bar for each of 57 subjects."""
+    from lm_eval import utils
+    from lm_eval.api import task
+
+    if not isinstance(task.tqdm, functools.partial):
+        task.tqdm = functools.partial(task.tqdm, disable=True)
+    if not isinstance(utils.env.from_string, functools._lru_cache_wrapper):
+        utils.env.from_string = functools.lru_cache(maxsize=None)(utils.env.from_string)
+
+
+def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of NAME.jsonl or NAME.jsonl.gz. InputError if they are missing, or not the ones that are meant."""
+    places = [folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz"]
+    place = next((path for path in places if path.is_file()), None)
+    if place is None:
+        raise InputError(f"{places[1]}: no such file; its lines have SHA-256 {SHA256[name]}, and --data names its folder")
+    try:
+        data = gzip.decompress(place.read_bytes()) if place.suffix == ".gz" else place.read_bytes()
+    except (OSError, EOFError) as error:
+        raise InputError(f"{place}: damaged ({error}); take a new copy") from None
+    found = hashlib.sha256(data).hexdigest()
+    if found != SHA256[name]:
+        raise InputError(
+            f"{place}: its lines have SHA-256 {found}, not {SHA256[name]}: other rows than are meant; take a new copy"
+        )
+    return [json.loads(line) for line in data.split(b"\n") if line]
+
+
+def subjects(folder: Path) -> list[str]:
+    """MMLU's 57, in the order of their names."""
+    return sorted(path.stem.removeprefix("mmlu_") for path in (folder / "mmlu" / "default").glob("mmlu_*.yaml"))
+
+
+def make_tasks(chosen: Sequence[Benchmark], data: Path | None) -> list[TaskOf]:
+    """The tasks of benchmarks over local rows, or (data None) over lm-eval's own data sets of the Hugging Face hub."""
+    folder = harness()
+    read = {name: read_rows(data, name) for one in chosen for name in (one.rows, one.examples) if name and data} if data else {}
+    found = []
+    for one in chosen:
+        for subject in subjects(folder) if one.by_subject else [None]:
+            name = f"{one.name}/{subject}" if subject else one.name
+            found.append(TaskOf(one, name, subject, _task(one, name, subject, folder, read)))
+    return found
+
+
+def _task(one: Benchmark, name: str, subject: str | None, folder: Path, read: dict[str, list[dict[str, Any]]]) -> Any:
+    from datasets import Dataset, DatasetDict
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    config = {
+        key: value for key, value in load_yaml(folder / one.recipe.format(subject=subject)).items() if key not in ("tag",)
+    }
+    config |= {"task": name, "num_fewshot": one.shots, **dict(one.changes)}
+    if read:
+        kept = {"test_split" if one.split == "test" else "validation_split": one.split}
+        parts = {one.split: one.rows}
+        if one.examples:
+            kept["fewshot_split"], parts["dev"] = "dev", one.examples
+        config = {key: value for key, value in config.items() if key not in SPLITS | {"dataset_path", "dataset_name"}} | kept
+        rows = {
+            split: Dataset.from_list([row for row in read[file] if subject in (None, row.get("subject"))])
+            for split, file in parts.items()
+        }
+        config |= {"dataset_path": "local", "custom_dataset": lambda **_: DatasetDict(rows)}
+    try:
+        return ConfigurableTask(config=config)
+    except (OSError, ConnectionError, ValueError) as error:
+        raise InputError(
+            f"{name}: its rows could not be had from the hub ({str(error).splitlines()[0]}); give --data"
+        ) from None

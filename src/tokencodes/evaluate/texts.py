@@ -1,0 +1,107 @@
+"""A tokenizer as an evaluation uses it: ids of many texts at once, what it adds to each, and what it cannot write down."""
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tokencodes.data.encode import CachedEncoder
+from tokencodes.data.tokenizer import END_OF_TEXT, TokenizerFile
+from tokencodes.errors import InputError
+
+Tokens = NDArray[np.uint32]
+
+
+class Texts:
+    """Ids as `tokenizer.encode` gives them by default, as lm-eval asks for them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self.begin = self._begin()
+        data = tokenizer.backend_tokenizer.to_str().encode()
+        file = TokenizerFile.of(data, Path(tokenizer.name_or_path or "tokenizer"))
+        self._file = file
+        self._cached = CachedEncoder(file) if CachedEncoder.supports(file) else None
+        self.sha256 = file.sha256
+        self.vocab_size = file.vocab_size
+
+    def _begin(self) -> Tokens:
+        """What is put before each text. InputError where something is put behind it: that would be scored, or stand between."""
+        told = [(self.tokenizer.encode(text), self.tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b c")]
+        begins = [ids[: len(ids) - len(bare)] for ids, bare in told]
+        if any(ids != begin + bare for (ids, bare), begin in zip(told, begins, strict=True)) or begins[0] != begins[1]:
+            raise InputError(
+                f"{self.tokenizer.name_or_path}: this tokenizer puts tokens behind each text ({told[0][0]} for 'a'); make one "
+                "that does not (add_eos_token=False)"
+            )
+        return np.array(begins[0], dtype=np.uint32)
+
+    @property
+    def prefix(self) -> int | None:
+        """The token that stands for an empty context unless another is asked for: begin of text, or else end of text."""
+        for name in ("bos_token_id", "eos_token_id"):
+            found: int | None = getattr(self.tokenizer, name)
+            if found is not None:
+                return found
+        return self._file.tokenizer.token_to_id(END_OF_TEXT)
+
+    def plain(self, text: str) -> Tokens:
+        """Ids of one text, nothing added."""
+        return self._bare([text])[0]
+
+    def encode(self, texts: list[str]) -> list[Tokens]:
+        """Ids of texts, what the tokenizer begins each with included; but not where a text begins with it itself."""
+        found = self._bare(texts)
+        if not len(self.begin):
+            return found
+        literal = self.tokenizer.decode(self.begin)
+        return [
+            ids if text.startswith(literal) else np.concatenate([self.begin, ids])
+            for text, ids in zip(texts, found, strict=True)
+        ]
+
+    def _bare(self, texts: list[str]) -> list[Tokens]:
+        if self._cached is None:
+            return [np.array(ids, dtype=np.uint32) for ids in self._file.encode(texts)]
+        ids, counts = self._cached.encode(texts)
+        return np.split(ids, np.cumsum(counts)[:-1]) if texts else []
+
+    @cached_property
+    def _bytes(self) -> NDArray[np.int64] | None:
+        try:
+            return self._file.bytes_per_token
+        except InputError:  # not byte-level
+            return None
+
+    def lost(self, text: str, ids: Tokens) -> int | None:
+        """Bytes of a text that none of its tokens stands for, as characters that need a byte without a token vanish; None where
+        the tokenizer is not byte-level, so that it cannot be told from ids."""
+        if self._bytes is None:
+            return None
+        own = ids[len(self.begin) :] if len(self.begin) and (ids[: len(self.begin)] == self.begin).all() else ids
+        if self._special[own].any():  # stands for no bytes of text, but was read from some
+            return None
+        return len(text.encode()) - int(self._bytes[own].sum())
+
+    @cached_property
+    def _special(self) -> NDArray[np.bool_]:
+        found = np.zeros(self.vocab_size, dtype=bool)
+        found[list(self._file.tokenizer.get_added_tokens_decoder())] = True
+        return found
+
+
+def open_texts(place: str | Path) -> Texts:
+    """A tokenizer file, or the tokenizer of a model's folder or hub id. InputError if there is none."""
+    path = Path(place)
+    if path.is_file():
+        TokenizerFile.of(path.read_bytes(), path)  # one line where it is no tokenizer
+        return Texts(PreTrainedTokenizerFast(tokenizer_file=str(path), name_or_path=str(path)))
+    try:
+        found = AutoTokenizer.from_pretrained(str(place))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{place}: no tokenizer there ({str(error).splitlines()[0][:120]})") from None
+    if not isinstance(found, PreTrainedTokenizerFast):
+        raise InputError(f"{place}: its tokenizer has no tokenizer.json; save it as a fast one")
+    return Texts(found)
