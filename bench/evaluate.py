@@ -9,6 +9,9 @@ log-probabilities are compared too: the largest difference a token, and greedy f
 
 MMLU is scored whole for 8 subjects (seeded), WikiText on 16 pages: what costs most is where the figures would not move. "suite"
 weighs each benchmark's time by its full size. Results of a benchmark are kept in --out, so a stopped bench goes on.
+
+--agree compares answers instead of speeds: HFLM at batch 1, PIQA whole, of the others so many documents, MMLU's from all
+subjects.
 """
 
 import argparse
@@ -31,17 +34,25 @@ SUITE = {one.name: one for one in SUITES["paper"]}
 SUBJECTS, PAGES, PILOT, LIMIT = 8, 16, 24, 2048
 
 
-def tasks_and_documents(one: Benchmark, data: Path, documents: int, seed: int) -> tuple[Any, dict[str, list[int]], int]:
+def tasks_and_documents(
+    one: Benchmark, data: Path, documents: int, seed: int, agree: bool
+) -> tuple[Any, dict[str, list[int]], int]:
     """Tasks, the numbers of their scored documents, and how many documents there are in all."""
     from tokencodes.evaluate.tasks import make_tasks
 
     tasks = make_tasks([one], data)
     whole = sum(len(task.task.eval_docs) for task in tasks)
     draw = random.Random(seed)
+    if one.by_subject and agree:
+        places = [(task.name, number) for task in tasks for number in range(len(task.task.eval_docs))]
+        chosen: dict[str, list[int]] = {}
+        for name, number in sorted(draw.sample(places, documents)):
+            chosen.setdefault(name, []).append(number)
+        return [task for task in tasks if task.name in chosen], chosen, whole
     if one.by_subject:
         tasks = draw.sample(tasks, SUBJECTS)
         return tasks, {task.name: list(range(len(task.task.eval_docs))) for task in tasks}, whole
-    size = PAGES if one.name == "wikitext" else documents
+    size = PAGES if one.name == "wikitext" else whole if agree and one.name == "piqa" else documents
     return tasks, {one.name: sorted(draw.sample(range(whole), min(size, whole)))}, whole
 
 
@@ -49,7 +60,7 @@ def child(asked: argparse.Namespace) -> None:
     """One scorer on one benchmark."""
     from tokencodes.evaluate.subject import open_evaluated
 
-    tasks, chosen, whole = tasks_and_documents(SUITE[asked.child[1]], asked.data, asked.documents, asked.seed)
+    tasks, chosen, whole = tasks_and_documents(SUITE[asked.child[1]], asked.data, asked.documents, asked.seed, asked.agree)
     if asked.pilot:
         draw = random.Random(asked.seed)
         size = 2 if asked.child[1] == "wikitext" else max(1, PILOT // len(chosen))
@@ -92,6 +103,7 @@ def measured(asked: argparse.Namespace, who: str, name: str, batch: int | None, 
         command = [sys.executable, str(HERE), asked.model, "--data", str(asked.data), "--out", str(out), "--child", who, name]
         command += ["--documents", str(asked.documents), "--seed", str(asked.seed)]
         command += (["--batch", str(batch)] if batch else []) + (["--pilot"] if pilot else [])
+        command += ["--agree"] if asked.agree else []
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"failed: {' '.join(command)}\n{done.stderr[-3000:]}")
@@ -101,8 +113,11 @@ def measured(asked: argparse.Namespace, who: str, name: str, batch: int | None, 
 
 def compare(asked: argparse.Namespace, name: str) -> dict[str, Any]:
     """Both scorers on one benchmark, HFLM at its best batch size."""
-    pilots = {batch: measured(asked, "hflm", name, batch, pilot=True)["seconds"] for batch in asked.batches}
-    best = min(pilots, key=lambda batch: pilots[batch])
+    batches = [1] if asked.agree else asked.batches
+    pilots = (
+        {batch: measured(asked, "hflm", name, batch, pilot=True)["seconds"] for batch in batches} if len(batches) > 1 else {}
+    )
+    best = min(pilots, key=lambda batch: pilots[batch], default=batches[0])
     rounds = [(measured(asked, "ours", name, asked.batch), measured(asked, "hflm", name, best)) for _ in range(asked.rounds)]
     mine, theirs = rounds[0]
     pairs = list(zip(mine["answers"], theirs["answers"], strict=True))
@@ -123,13 +138,24 @@ def compare(asked: argparse.Namespace, name: str) -> dict[str, Any]:
         "hflm_mb": max(one["peak_mb"] for _, one in rounds),
         "apart": max(apart),
         "flags": 0 if rolling else sum(a[1] != b[1] for a, b in pairs),
+        "choices": 0 if rolling else sum(a != b for a, b in zip(taken(mine), taken(theirs), strict=True)),
     }
+
+
+def taken(told: dict[str, Any]) -> list[str]:
+    """The most likely choice of each document."""
+    best: dict[str, tuple[float, str]] = {}
+    for key, (total, _) in zip(told["keys"], told["answers"], strict=True):
+        document, _, choice = key.rpartition(" ")
+        if document not in best or total > best[document][0]:
+            best[document] = total, choice
+    return [choice for _, choice in best.values()]
 
 
 def show(found: dict[str, dict[str, Any]]) -> None:
     """The table, and the suite by full size."""
-    heads = (("documents", 14), ("ours, s", 10), ("HFLM, s", 10), ("batch", 7), ("ratio", 19), ("peak MB", 14), ("apart", 14))
-    print(" " * 16 + "".join(f"{head:>{width}}" for head, width in heads) + "  flags")
+    heads = (("documents", 14), ("ours, s", 10), ("HFLM, s", 10), ("batch", 7), ("ratio", 19), ("peak MB", 14), ("apart", 12))
+    print(" " * 16 + "".join(f"{head:>{width}}" for head, width in heads) + "  flags, choices that differ")
     ours = hflm = 0.0
     for name, one in found.items():
         ratios = sorted(b / a for a, b in zip(one["ours"], one["hflm"], strict=True))
@@ -138,7 +164,7 @@ def show(found: dict[str, dict[str, Any]]) -> None:
         print(
             f"{name:16}{one['documents']:>6,} of {one['whole']:>5,}{mine:10.1f}{theirs:10.1f}{one['hflm_batch']:7}"
             f"{ratios[len(ratios) // 2]:7.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}){one['ours_mb']:8,.0f}/{one['hflm_mb']:,.0f}"
-            f"{one['apart']:14.1e}{one['flags']:7}"
+            f"{one['apart']:12.1e}{one['flags']:7}{one['choices']:5}"
         )
     print(f"suite, each benchmark at its full size: {hflm / ours:.2f} ({ours / 60:,.0f} against {hflm / 60:,.0f} minutes)")
 
@@ -155,6 +181,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16])
     parser.add_argument("--batch", type=int)
+    parser.add_argument("--agree", action="store_true")
     parser.add_argument("--child", nargs=2)
     parser.add_argument("--pilot", action="store_true")
     asked = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Commands that judge models: audit, evaluate."""
+"""Commands that judge models: audit, evaluate, contrast."""
 
 import time
 from dataclasses import asdict
@@ -80,6 +80,7 @@ def evaluate(
     from tokencodes.evaluate.language_model import context_limit
     from tokencodes.evaluate.subject import open_evaluated
     from tokencodes.evaluate.suites import PAPER_CONTEXT
+    from tokencodes.report.evaluations import write_evaluation
 
     quiet()
     evaluated = open_evaluated(checkpoint, tokenizer, device, dtype)
@@ -93,7 +94,36 @@ def evaluate(
     asking = _asking(suite, data, limit, evaluated.texts, prefix_token, documents, seed)
     say = (lambda line: None) if as_json else print
     found = evaluation.evaluate(evaluated, asking, out, batch, _Shown(say).progress, say)
+    page = write_evaluation(out)
+    say(f"{page}: results, audit and sensitivities")
     emit(as_json, found, _table(found))
+
+
+@app.command()
+def contrast(
+    base: Annotated[Path, typer.Argument(help="An evaluation's folder, or a folder of evaluations, one a seed.")],
+    other: Annotated[Path, typer.Argument(help="The same of what is held against it.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for tables, a forest plot and a page.")] = None,
+    margin: Annotated[
+        float, typer.Option(help="Accuracies that differ by less count as equal; declare it before you look.")
+    ] = 0.01,
+    margin_bits: Annotated[float, typer.Option(help="The same for bits per byte.")] = 0.005,
+    as_json: Json = False,
+) -> None:
+    """Paired statistics of two evaluations, other - base, with what they allow to be said."""
+    from tokencodes.evaluate.contrast import compared, sides
+    from tokencodes.report.contrasts import table_of, write_contrast
+
+    if margin <= 0 or margin_bits <= 0:
+        raise InputError(f"--margin {margin}, --margin-bits {margin_bits}: a margin is above 0")
+    found = compared(sides(base, other), margin, margin_bits)
+    if out is not None:
+        write_contrast(found, out)
+    columns, rows = table_of(found)
+    table = Table(*columns, title=found["title"])
+    for row in rows:
+        table.add_row(*row)
+    emit(as_json, found, table)
 
 
 def _asking(

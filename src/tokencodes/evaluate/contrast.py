@@ -192,9 +192,28 @@ def sides(base: Path, other: Path) -> list[tuple[Evaluation, Evaluation]]:
     return [(open_evaluation(base / name), open_evaluation(other / name)) for name in sorted(names[0])]
 
 
-def as_json(found: Sequence[Contrast | OverSeeds]) -> list[dict[str, Any]]:
-    """For results on disk; what is not known is null."""
-    return [_finite(asdict(one)) for one in found]
+def compared(pairs: Sequence[tuple[Evaluation, Evaluation]], margin: float, margin_bits: float) -> dict[str, Any]:
+    """What is known of base and other, for results on disk and pages: level of the claims, names, one entry a metric."""
+    base, other = pairs[0]
+    names = [_name(one, len(pairs) > 1) for one in (base, other)]
+    told: dict[str, Any] = {"base": names[0], "other": names[1], "title": f"{names[1]} - {names[0]}", "pairs": len(pairs)}
+    told |= {"requests_sha256": base.told["requests_sha256"], "context": base.told["identity"]["context"]}
+    if len(pairs) > 1:
+        found = over_seeds(pairs)
+        entries = [{**asdict(one), "says": one.sentence(*names)} for one in found]
+        return {
+            **told,
+            "level": f"these interfaces, over {len(pairs)} run seeds",
+            "contrasts": [_finite(one) for one in entries],
+        }
+    singles = contrast(base, other, margin, margin_bits)
+    entries = [{**asdict(one), "says": verdict(one, *names)} for one in singles]
+    return {**told, "level": "these checkpoints", "contrasts": [_finite(one) for one in entries]}
+
+
+def _name(one: Evaluation, many: bool) -> str:
+    """What stands for a side: the folder of its seeds, or the evaluated model."""
+    return one.folder.parent.name if many else one.folder.name if one.folder.name else one.name
 
 
 def _finite(told: Any) -> Any:

@@ -143,6 +143,7 @@ def identity(evaluated: Evaluated, asking: Asking) -> dict[str, Any]:
     return {
         "model": evaluated.name,
         "weights_sha256": evaluated.weights_sha256,
+        "update": evaluated.update,
         "interface": getattr(config, "interface", None),
         "dtype": str(evaluated.model.dtype).removeprefix("torch."),
         "tokenizer_sha256": evaluated.texts.sha256,

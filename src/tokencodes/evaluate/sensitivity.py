@@ -32,7 +32,7 @@ def of_truncation(documents: Records) -> dict[str, Any] | None:
         "documents": len(right),
         "truncated": cut,
         "as_is": _mean([value for value, _ in right]),
-        "whole_only": _mean(whole),
+        "whole_only": _mean(whole) if whole else None,
         "least": sum(whole) / len(right),
         "most": (sum(whole) + cut) / len(right),
     }

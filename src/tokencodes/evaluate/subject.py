@@ -20,12 +20,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(eq=False)
 class Evaluated:
-    """A model on its device, its tokenizer, and the SHA-256 of its weights."""
+    """A model on its device, its tokenizer, and the SHA-256 of its weights; the update after which a checkpoint was made, None
+    for other models."""
 
     name: str
     model: PreTrainedModel
     texts: Texts
     weights_sha256: str
+    update: int | None = None
 
 
 def open_evaluated(place: str, tokenizer: str | None, device: str, dtype: str) -> Evaluated:
@@ -41,11 +43,14 @@ def open_evaluated(place: str, tokenizer: str | None, device: str, dtype: str) -
             raise InputError(f"{place}: no tokenizer.json there; name one by --tokenizer")
         tokenizer = place if beside is None else str(beside)
     texts = open_texts(tokenizer)
-    found = hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest() if Path(tokenizer).is_file() else wanted
+    file = Path(tokenizer) / "tokenizer.json" if Path(tokenizer).is_dir() else Path(tokenizer)
+    found = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else wanted
     if wanted is not None and found != wanted:
         raise InputError(f"{tokenizer}: SHA-256 {str(found)[:12]}, but {place} was trained with the tokenizer {wanted[:12]}")
     check_vocabulary(texts, model)
-    return Evaluated(place, model, texts, weights_sha256(model))
+    made = checkpoint.find(path) if (path / "checkpoints").is_dir() or (path / "manifest.json").is_file() else None
+    update = checkpoint.read_state(made).update if made is not None else None
+    return Evaluated(place, model, texts, weights_sha256(model), update)
 
 
 def check_vocabulary(texts: Texts, model: PreTrainedModel) -> None:
@@ -89,9 +94,14 @@ def _foreign(place: str) -> PreTrainedModel:
 
 
 def _beside(path: Path) -> Path | None:
-    """The tokenizer file of a local model: beside it, or in the export of its run."""
-    places = [path, path / "model", path / "data", path.parent.parent / "model", path.parent.parent / "data"]
-    return next((folder / "tokenizer.json" for folder in places if (folder / "tokenizer.json").is_file()), None)
+    """The tokenizer of a local model: beside it, or in the export of its run, or with its text. A folder, where that says which
+    tokens begin and end a text; a file otherwise."""
+    for folder in (path, path / "model", path / "data", path.parent.parent / "model", path.parent.parent / "data"):
+        if (folder / "tokenizer_config.json").is_file():
+            return folder
+        if (folder / "tokenizer.json").is_file():
+            return folder / "tokenizer.json"
+    return None
 
 
 def _device(name: str) -> torch.device:

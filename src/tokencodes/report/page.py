@@ -16,13 +16,23 @@ from tokencodes.report.results import StudyResult, read_study_folder
 def write_report(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Reads a study's folder, writes its report.html and summary.json; returns the page's path and the summary."""
     study = read_study_folder(folder)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((files("tokencodes.report") / "page.html.j2").read_text(encoding="utf-8"))
     page = folder / "report.html"
-    write_text(page, template.render(**_context(study)))
+    write_text(page, rendered("page.html.j2", **_context(study)))
     told = summary(study)
     write_json(folder / "summary.json", told)
     return page, told
+
+
+def rendered(name: str, **told: Any) -> str:
+    """A page by one of the templates here; whatever is no markup of ours is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(files("tokencodes.report"))),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name).render(**told)
 
 
 def summary(study: StudyResult) -> dict[str, Any]:

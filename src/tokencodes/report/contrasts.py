@@ -1,0 +1,121 @@
+"""A contrast of two evaluations: its table, a forest plot, and a page."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from tokencodes.evaluate.audit import title_of
+from tokencodes.files import write_json, write_text
+from tokencodes.report.figures import COLOURS, STYLE, WIDTH_INCHES, svg
+from tokencodes.report.page import rendered
+from tokencodes.report.tables import Grid
+
+ACCURACIES = ("acc", "acc_norm")
+NAMES = {"acc": "acc", "acc_norm": "acc_norm", "nats": "nats a document", "bits_per_byte": "bits per byte"}
+
+OVER_SEEDS = (
+    "* pre-declared endpoint. Differences are other - base on the same documents, one a run seed; accuracies in percent "
+    "points. Intervals are t intervals over seeds; nothing is corrected for the number of benchmarks."
+)
+OF_CHECKPOINTS = (
+    "* pre-declared endpoint: p by Holm among the endpoints, by Benjamini and Hochberg among the rest. Differences are other - "
+    "base on the same documents, accuracies in percent points; intervals count documents that share a subject, a video or a "
+    "page as one cluster. McNemar takes documents for independent. detectable: the difference that would be found with a power "
+    "of 0.8. p within margin: of the difference being at least the declared margin."
+)
+
+
+def scaled(metric: str, value: float | None, sign: bool = False) -> str:
+    """A number as people read it: accuracies in percent."""
+    if value is None:
+        return "-"
+    mark = "+" if sign else ""
+    return f"{value * 100:{mark}.2f}" if metric in ACCURACIES else f"{value:{mark}.4f}"
+
+
+def p_value(value: float | None) -> str:
+    """Of a test."""
+    return "-" if value is None else "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+def table_of(told: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: one metric of one benchmark each, pre-declared endpoints marked with a star."""
+    if told["pairs"] > 1:
+        columns = ["benchmark", "metric", "difference", "95 % t interval", "each seed", "says"]
+        return columns, [_seeds_row(one) for one in told["contrasts"]]
+    columns = ["benchmark", "metric", told["base"], told["other"], "difference", "95 % interval", "p adjusted", "McNemar p"]
+    columns += ["detectable", "p within margin", "says"]
+    return columns, [_row(one) for one in told["contrasts"]]
+
+
+def _head(one: dict[str, Any]) -> list[str]:
+    return [title_of(one["benchmark"]), NAMES[one["metric"]] + (" *" if one["endpoint"] else "")]
+
+
+def _row(one: dict[str, Any]) -> list[str]:
+    metric, found = one["metric"], one["difference"]
+    interval = f"{scaled(metric, found['low'], True)} to {scaled(metric, found['high'], True)}"
+    means = [scaled(metric, one["base"]), scaled(metric, one["other"])]
+    tests = [p_value(one["adjusted"]), p_value(one["mcnemar"]["p"]) if one["mcnemar"] else "-"]
+    rest = [scaled(metric, found["detectable"]), p_value(one["equivalence"]), one["says"]]
+    return [*_head(one), *means, scaled(metric, found["estimate"], True), interval, *tests, *rest]
+
+
+def _seeds_row(one: dict[str, Any]) -> list[str]:
+    metric = one["metric"]
+    interval = f"{scaled(metric, one['low'], True)} to {scaled(metric, one['high'], True)}"
+    each = ", ".join(scaled(metric, value, True) for value in one["differences"])
+    return [*_head(one), scaled(metric, one["mean"], True), interval, each, one["says"]]
+
+
+def forest(told: dict[str, Any]) -> str:
+    """Paired differences of accuracies in points with their intervals, and the single seeds as dots."""
+    some = [one for one in told["contrasts"] if one["metric"] in ACCURACIES]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 1.2 + 0.32 * len(some)))
+        axes = figure.add_subplot()
+        for place, one in enumerate(reversed(some)):
+            found = one["difference"] if told["pairs"] == 1 else {"estimate": one["mean"], **one}
+            estimate, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
+            colour = COLOURS[1] if one["endpoint"] else COLOURS[7]
+            axes.plot([low, high], [place, place], color=colour, linewidth=1.6)
+            axes.plot([estimate], [place], marker="s", markersize=6, color=colour)
+            for value in one.get("differences", ()):
+                axes.plot([100 * value], [place - 0.25], marker="o", markersize=3, color=colour, alpha=0.7)
+        names = [f"{title_of(one['benchmark'])} {one['metric']}" for one in reversed(some)]
+        axes.set_yticks(range(len(some)), names, fontsize=9)
+        axes.axvline(0, color="#444444", linewidth=1)
+        axes.set_xlabel(f"{told['other']} - {told['base']}, points")
+        axes.grid(axis="y", visible=False)
+    return svg(figure, "forest")
+
+
+def grid_of(told: dict[str, Any]) -> Grid:
+    """With what its columns mean."""
+    columns, rows = table_of(told)
+    note = OVER_SEEDS if told["pairs"] > 1 else OF_CHECKPOINTS
+    return Grid(told["title"], columns, rows, 2, note, words=True)
+
+
+def write_contrast(told: dict[str, Any], folder: Path) -> Path:
+    """contrast.json, .md, .csv, .tex, forest.svg, contrast.html; returns the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    grid, picture = grid_of(told), forest(told)
+    grid.write(folder, "contrast")
+    write_json(folder / "contrast.json", told)
+    write_text(folder / "forest.svg", picture)
+    findings = [
+        f"{title_of(one['benchmark'])}, {NAMES[one['metric']]}: {one['says']}" for one in told["contrasts"] if one["endpoint"]
+    ]
+    lead = [
+        f"What is claimed here is about {told['level']}, on one set of requests ({told['requests_sha256'][:12]}, "
+        f"{told['context']:,} tokens read at once)."
+    ]
+    figures = [{"svg": picture, "caption": "Paired differences with 95 % intervals; pre-declared endpoints in blue."}]
+    page = folder / "contrast.html"
+    write_text(
+        page, rendered("sheet.html.j2", title=told["title"], lead=lead, findings=findings, figures=figures, grids=[grid])
+    )
+    return page

@@ -1,0 +1,200 @@
+"""Evaluations as tables and a page: results beside the paper's Table 3, the audit, each sensitivity with its size, curves."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from tokencodes.errors import InputError
+from tokencodes.evaluate.audit import title_of
+from tokencodes.evaluate.suites import BENCHMARKS
+from tokencodes.files import read_json, write_text
+from tokencodes.report.figures import COLOURS, MARKERS, STYLE, WIDTH_INCHES, svg
+from tokencodes.report.page import rendered
+from tokencodes.report.paper import MODELS, TABLE_3
+from tokencodes.report.tables import Grid
+
+Told = dict[str, Any]
+WHICH = {"default": "as evaluated", "none": "none", "other": "another token"}
+
+
+def percent(value: float | None) -> str:
+    """A fraction."""
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _shown(metric: str, value: float) -> str:
+    return percent(value) if metric.startswith("acc") else f"{value:.3f}"
+
+
+def results_grid(evaluations: Sequence[Told]) -> Grid:
+    """Every metric of every benchmark, a column an evaluation, beside the paper's three models and its SmolLM2-135M."""
+    beside = [MODELS.index(name) for name in ("Learned", "Binary16", "GF2", "SmolLM2-135M")]
+    columns = [
+        "benchmark",
+        "metric",
+        "documents",
+        *(_name(one) for one in evaluations),
+        *(f"paper: {MODELS[n]}" for n in beside),
+    ]
+    rows = []
+    for name, first in evaluations[0]["results"].items():
+        for metric in first:
+            if metric in ("documents", "lost_bytes", "byte_perplexity"):
+                continue
+            ours = [_shown(metric, one["results"][name][metric]) for one in evaluations]
+            paper = TABLE_3.get((name, metric))
+            cells = ["-"] * len(beside) if paper is None else [_cell(*paper[number]) for number in beside]
+            rows.append([title_of(name), metric, f"{first['documents']:,}", *ours, *cells])
+    note = (
+        "Accuracies in percent. The paper's ± are its standard errors of one run each; its models read the same requests only "
+        "where tokenizer, context and documents are the same: compare the audits."
+    )
+    return Grid("Results beside the paper's Table 3", columns, rows, 2, note)
+
+
+def _cell(value: float, error: float | None) -> str:
+    return f"{value:.2f}" + (f" ±{error:.2f}" if error is not None else "")
+
+
+def _name(told: Told) -> str:
+    return Path(told["identity"]["model"]).name or str(told["identity"]["model"])
+
+
+def audit_grid(told: Told) -> Grid:
+    """What was asked."""
+    columns = [
+        "benchmark",
+        "documents",
+        "requests",
+        "truncated",
+        "tokens dropped",
+        "tokens",
+        "scored",
+        "bytes lost",
+        "prefixed",
+    ]
+    keys = ("documents", "requests", "truncated", "dropped", "tokens", "scored", "lost", "prefixed")
+    rows = [
+        [title_of(one["name"]), *("not known" if one[key] is None else f"{one[key]:,}" for key in keys)]
+        for one in told["audit"]
+    ]
+    note = (
+        f"Truncated: contexts that lost tokens to the limit of {told['identity']['context']:,}. Lost: bytes of text that no "
+        f"token stands for. Requests as a whole: {told['requests_sha256'][:12]}."
+    )
+    return Grid("Audit", columns, rows, 1, note)
+
+
+def sensitivity_grids(told: Told) -> list[Grid]:
+    """One for each thing that a result may hang on, where it occurs."""
+    found, grids = told["sensitivity"], []
+    if found["prefix"]:
+        rows = [
+            [
+                title_of(one["benchmark"]),
+                WHICH[one["which"]],
+                "-" if one["prefix"] is None else str(one["prefix"]),
+                f"{one['texts']:,}",
+                "-" if one["first_token"] is None else f"{one['first_token']:.3f}",
+                f"{one['rest']:.4f}",
+            ]
+            for one in found["prefix"]
+        ]
+        note = "Nats. Of rolling documents the first 256 tokens; without a prefix, the first token is read and not asked for."
+        columns = ["benchmark", "prefix", "id", "texts", "first token", "mean of the others"]
+        grids.append(Grid("The token before an empty context", columns, rows, 2, note))
+    if "truncation" in found:
+        rows = [
+            [title_of(name), f"{one['truncated']:,} of {one['documents']:,}", *(percent(one[key]) for key in TRUNCATION)]
+            for name, one in found["truncation"].items()
+        ]
+        columns = ["benchmark", "truncated", "as is", "read whole only", "all truncated wrong", "all truncated right"]
+        grids.append(Grid("Truncated prompts, accuracy", columns, rows))
+    if "averages" in found:
+        rows = [
+            [title_of(name), str(one["subjects"]), percent(one["micro"]), percent(one["macro"])]
+            for name, one in found["averages"].items()
+        ]
+        grids.append(Grid("Averages, accuracy", ["benchmark", "subjects", "over documents", "over subjects"], rows))
+    if "letters" in found:
+        rows = []
+        for name, one in found["letters"].items():
+            taken, right = (" ".join(f"{letter} {count:,}" for letter, count in one[key].items()) for key in ("taken", "right"))
+            rows.append([title_of(name), taken, right, percent(one["accuracy"]), percent(one["best_constant"])])
+        columns = ["benchmark", "letters taken", "letters right", "accuracy", "best constant letter"]
+        grids.append(Grid("Letters", columns, rows, 3))
+    if "norms" in found:
+        rows = [[title_of(name), *(percent(value) for value in one.values())] for name, one in found["norms"].items()]
+        columns = ["benchmark", "as they are", "by character", "by byte", "by token"]
+        grids.append(Grid("How log-probabilities of choices are compared, accuracy", columns, rows))
+    return grids
+
+
+TRUNCATION = ("as_is", "whole_only", "least", "most")
+
+
+def lead_of(told: Told) -> list[str]:
+    """What was evaluated and how, in sentences."""
+    who, opinion, where = told["identity"], told["second_opinion"], told["environment"]
+    drawn = (
+        f"{who['documents']:,} documents of each benchmark, drawn with seed {who['seed']}"
+        if who["documents"]
+        else "all documents"
+    )
+    interface = f", interface {who['interface']}" if who["interface"] else ""
+    return [
+        f"{who['model']} (weights {who['weights_sha256'][:12]}{interface}), {who['dtype']}, on {where['device']}; {drawn}; "
+        f"{who['context']:,} tokens read at once; an empty context is token {who['prefix']}; prompts, choices and metrics by "
+        f"lm-eval {who['harness']}, rows {who['rows']}, no chat template.",
+        f"A second scorer, one request at a time and nothing shared, computed {opinion['checked']} requests anew: "
+        f"{opinion['largest']:.1e} nats a token apart at most (allowed: {opinion['allowed']:g}).",
+        "One model is one draw: nothing here says how another seed, recipe or text would do.",
+    ]
+
+
+def curves(evaluations: Sequence[Told]) -> str:
+    """Endpoints of evaluations of several checkpoints, against their update."""
+    points = sorted((one["identity"]["update"], one["results"]) for one in evaluations)
+    names = [name for name in points[0][1] if name in BENCHMARKS]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 1.7 * len(names)))
+        for place, name in enumerate(names):
+            axes = figure.add_subplot(len(names), 1, place + 1)
+            metric = BENCHMARKS[name].endpoint
+            values = [result[name][metric] * (100 if metric.startswith("acc") else 1) for _, result in points]
+            axes.plot([update for update, _ in points], values, color=COLOURS[place % 8], marker=MARKERS[place % 8])
+            axes.set_ylabel(f"{title_of(name)}\n{metric}", fontsize=9)
+        axes.set_xlabel("update")
+        figure.tight_layout()
+    return svg(figure, "curves")
+
+
+def evaluations_of(folder: Path) -> list[Told]:
+    """The evaluation in a folder, or those in its subfolders. InputError if there is none."""
+    places = (
+        [folder]
+        if (folder / "evaluation.json").is_file()
+        else [path.parent for path in sorted(folder.glob("*/evaluation.json"))]
+    )
+    if not places:
+        raise InputError(f"{folder}: no finished evaluation in it; `tokencodes evaluate` writes one")
+    return [read_json(place / "evaluation.json") for place in places]
+
+
+def write_evaluation(folder: Path) -> Path:
+    """results, audit (.md, .csv, .tex) and report.html of one evaluation, or of several in subfolders; returns the page."""
+    found = evaluations_of(folder)
+    grids = [results_grid(found), audit_grid(found[0]), *(sensitivity_grids(found[0]) if len(found) == 1 else [])]
+    grids[0].write(folder, "results")
+    grids[1].write(folder, "audit")
+    updates = {one["identity"]["update"] for one in found}
+    figures = []
+    if len(updates) > 1 and None not in updates:
+        figures = [{"svg": curves(found), "caption": "Endpoints over checkpoints of one run."}]
+    page = folder / "report.html"
+    title = f"Evaluation of {', '.join(dict.fromkeys(_name(one) for one in found))}"
+    write_text(page, rendered("sheet.html.j2", title=title, lead=lead_of(found[0]), findings=[], figures=figures, grids=grids))
+    return page

@@ -1,0 +1,60 @@
+"""One table, in the forms that people paste: Markdown, CSV, LaTeX. Pages render it by `sheet.html.j2`."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokencodes.files import write_text
+
+LATEX = str.maketrans({character: "\\" + character for character in "&%$#_{}"} | {"\\": r"\textbackslash{}", "±": r"$\pm$"})
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cells as text; all columns after `left` are numbers and stand to the right."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+    note: str = ""
+    words: bool = False  # whether the last column is text
+
+    def markdown(self) -> str:
+        """With its title as a heading, its note below."""
+        lines = [
+            f"### {self.title}",
+            "",
+            _line(self.columns),
+            _line([":---" if number < self.left else "---:" for number in range(len(self.columns))]),
+            *(_line(row) for row in self.rows),
+        ]
+        return "\n".join([*lines, *(["", self.note] if self.note else [])]) + "\n"
+
+    def csv(self) -> str:
+        """A header and a line a row."""
+        memory = io.StringIO()
+        writer = csv.writer(memory, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(self.rows)
+        return memory.getvalue()
+
+    def latex(self) -> str:
+        """For booktabs."""
+        form = "l" * self.left + "r" * (len(self.columns) - self.left)
+        lines = [" & ".join(str(cell).translate(LATEX) for cell in row) + r" \\" for row in (self.columns, *self.rows)]
+        body = [lines[0], r"\midrule", *lines[1:]]
+        caption = (f"{self.title}. {self.note}" if self.note else self.title).translate(LATEX)
+        inside = [rf"\begin{{tabular}}{{{form}}}", r"\toprule", *body, r"\bottomrule", r"\end{tabular}"]
+        return "\n".join([r"\begin{table}", *inside, rf"\caption{{{caption}}}", r"\end{table}"]) + "\n"
+
+    def write(self, folder: Path, name: str) -> None:
+        """NAME.md, NAME.csv, NAME.tex."""
+        for ending, text in (("md", self.markdown()), ("csv", self.csv()), ("tex", self.latex())):
+            write_text(folder / f"{name}.{ending}", text)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,229 @@
+"""A whole evaluation of a tiny trained run, on real rows: folder, second scorer, resumption, contrast, pages."""
+
+import gzip
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.conftest import tiny_study
+from tokencodes.cli import run as command
+from tokencodes.errors import CheckFailed, InputError
+from tokencodes.evaluate.audit import difference, multiset, read_records
+from tokencodes.evaluate.contrast import compared, contrast, open_evaluation, sides
+from tokencodes.evaluate.evaluation import Asking, evaluate
+from tokencodes.evaluate.second import check, sample
+from tokencodes.evaluate.subject import open_evaluated
+from tokencodes.evaluate.suites import benchmarks
+from tokencodes.report.contrasts import write_contrast
+from tokencodes.report.evaluations import write_evaluation
+from tokencodes.train.metrics import Silent
+from tokencodes.train.run import train
+
+SUITE = "arc_easy,winogrande,mmlu_5,commonsense_qa,lambada,wikitext"
+
+
+@pytest.fixture(scope="module")
+def runs(dataset, tmp_path_factory):
+    """Two arms with a context that some prompts do not fit."""
+    folder = tmp_path_factory.mktemp("runs")
+    study = tiny_study(
+        dataset.path,
+        model={"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "context": 96},
+    )
+    for arm in ("learned", "binary"):
+        for seed in (1, 2):
+            train(study.run(arm, seed), dataset, folder / arm / f"seed-{seed}", Silent())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(runs, real_data, tmp_path_factory):
+    """Four documents of six benchmarks of each."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    for path in sorted(runs.glob("*/*")):
+        subject = open_evaluated(str(path), None, "cpu", "float32")
+        asking = Asking(benchmarks(SUITE), real_data / "eval", 96, subject.texts.prefix, documents=4)
+        evaluate(subject, asking, folder / path.parent.name / path.name)
+    return folder
+
+
+def test_every_request_is_on_record(evaluated):
+    folder = evaluated / "learned" / "seed-1"
+    told = json.loads((folder / "evaluation.json").read_text())
+    records = list(read_records(folder / "requests.jsonl.gz"))
+    assert sum(one["requests"] for one in told["audit"]) == len(records)
+    assert {one["documents"] for one in told["audit"]} == {4} == {one["documents"] for one in told["results"].values()}
+    assert all(len(one["log_probs"]) == len(one["scored"]) and max(one["log_probs"]) < 0 for one in records)
+    truncated = {one["name"]: one["truncated"] for one in told["audit"]}
+    assert truncated["mmlu_5"] == 16 and truncated["winogrande"] == 0
+    assert told["sensitivity"]["truncation"]["mmlu_5"]["whole_only"] is None
+    assert told["second_opinion"]["checked"] >= 6 and told["second_opinion"]["largest"] < 1e-4
+    assert {one["which"] for one in told["sensitivity"]["prefix"]} == {"default", "none", "other"}
+    assert not (folder / "journal").exists()
+
+
+def test_a_fixed_code_pays_ln_v_for_the_first_token_after_the_zero_code(evaluated):
+    of = {}
+    for arm in ("learned", "binary"):
+        told = json.loads((evaluated / arm / "seed-1" / "evaluation.json").read_text())
+        of[arm] = next(
+            one for one in told["sensitivity"]["prefix"] if one["which"] == "default" and one["benchmark"] == "wikitext"
+        )
+    assert of["binary"]["prefix"] == 0 and of["binary"]["first_token"] == pytest.approx(5.768, abs=1e-3)  # ln 320
+    assert of["learned"]["first_token"] != pytest.approx(5.768, abs=1e-3)
+
+
+def test_the_same_command_keeps_a_finished_evaluation_and_refuses_another(evaluated, runs, real_data, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(evaluated / "learned" / "seed-1", folder)
+    subject = open_evaluated(str(runs / "learned" / "seed-1"), None, "cpu", "float32")
+    asking = Asking(benchmarks(SUITE), real_data / "eval", 96, subject.texts.prefix, documents=4)
+    before = (folder / "evaluation.json").stat().st_mtime_ns
+    evaluate(subject, asking, folder)
+    assert (folder / "evaluation.json").stat().st_mtime_ns == before
+    with pytest.raises(InputError, match="holds another evaluation"):
+        evaluate(subject, Asking(benchmarks("lambada"), real_data / "eval", 96, subject.texts.prefix, documents=4), folder)
+
+
+def test_what_lm_eval_calls_the_accuracy_is_what_the_documents_say(evaluated):
+    told = json.loads((evaluated / "binary" / "seed-2" / "evaluation.json").read_text())
+    documents = [
+        one for one in read_records(evaluated / "binary" / "seed-2" / "documents.jsonl.gz") if one["task"] == "arc_easy"
+    ]
+    right = [one["taken"]["none"] == one["gold"] for one in documents]
+    assert told["results"]["arc_easy"]["acc"] == sum(right) / 4
+    assert told["sensitivity"]["norms"]["arc_easy"]["none"] == sum(right) / 4
+
+
+def test_two_evaluations_are_contrasted_and_seeds_are_paired(evaluated, tmp_path):
+    single = compared(sides(evaluated / "learned" / "seed-1", evaluated / "binary" / "seed-1"), 0.01, 0.005)
+    assert single["level"] == "these checkpoints" and {one["benchmark"] for one in single["contrasts"]} >= {
+        "lambada",
+        "wikitext",
+    }
+    assert sum(one["endpoint"] for one in single["contrasts"]) == 6
+    several = compared(sides(evaluated / "learned", evaluated / "binary"), 0.01, 0.005)
+    assert several["level"] == "these interfaces, over 2 run seeds" and all(
+        len(one["differences"]) == 2 for one in several["contrasts"]
+    )
+    for name, told in (("single", single), ("several", several)):
+        page = write_contrast(told, tmp_path / name).read_text()
+        assert not [part for part in ('src="http', 'href="http', "url(http") if part in page]
+        assert "<svg" in page
+        assert (tmp_path / name / "contrast.csv").read_text().count("\n") == len(told["contrasts"]) + 1
+
+
+def test_a_model_against_itself_shows_no_difference(evaluated):
+    one = open_evaluation(evaluated / "learned" / "seed-1")
+    for found in contrast(one, one):
+        assert found.difference.estimate == 0 and found.adjusted == 1.0 and (found.metric == "nats" or found.equivalence == 0)
+
+
+def test_other_requests_are_not_contrasted_and_it_is_said_which(evaluated, runs, real_data, tmp_path):
+    subject = open_evaluated(str(runs / "learned" / "seed-1"), None, "cpu", "float32")
+    evaluate(subject, Asking(benchmarks("lambada"), real_data / "eval", 90, subject.texts.prefix, documents=4), tmp_path / "a")
+    evaluate(subject, Asking(benchmarks("lambada"), real_data / "eval", 60, subject.texts.prefix, documents=4), tmp_path / "b")
+    with pytest.raises(InputError, match=r"did not ask the same: \d only in the first \(lambada \d; such as lambada, document"):
+        compared(sides(tmp_path / "a", tmp_path / "b"), 0.01, 0.005)
+    records = list(read_records(tmp_path / "a" / "requests.jsonl.gz"))
+    assert difference(multiset(records), multiset(records[::-1])) is None
+    assert "1 only in the second" in difference(multiset(records), multiset([*records, records[0]]))
+
+
+def test_the_second_scorer_finds_a_wrong_score(runs, evaluated):
+    from tokencodes.evaluate.second import Claim
+
+    subject = open_evaluated(str(runs / "learned" / "seed-1"), None, "cpu", "float32")
+    with torch.no_grad():
+        ids = subject.texts.tokenizer.encode("She was happy")
+        own = subject.model(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
+    start = len(subject.texts.tokenizer.encode("She was"))
+    right = tuple(float(own[place - 1, ids[place]]) for place in range(start, len(ids)))
+    greedy = all(int(own[place - 1].argmax()) == ids[place] for place in range(start, len(ids)))
+
+    def claim(log_probs, flag=greedy):
+        return Claim("t", 0, 0, "She was", " happy", None, tuple(log_probs), flag)
+
+    told = (subject.model, subject.texts.tokenizer)
+    assert check(*told, [claim(right)], 96, 0).largest < 1e-5
+    with pytest.raises(CheckFailed, match=r"t, document 0, part 0: a second, independent scorer differs by 0\.001"):
+        check(*told, [claim([value + 1e-3 for value in right])], 96, 0)
+    with pytest.raises(CheckFailed, match=f"says greedy {greedy}"):
+        check(*told, [claim(right, not greedy)], 96, 0)
+    with pytest.raises(CheckFailed, match="tokens were scored, a second scorer finds"):
+        check(*told, [claim([*right, -1.0])], 96, 0)
+    assert sample([claim(right)] * 5, 3, 1) == sample([claim(right)] * 5, 3, 1) and len(sample([claim(right)] * 5, 3, 1)) == 3
+
+
+def test_pages_and_tables_are_written(evaluated):
+    page = write_evaluation(evaluated / "learned" / "seed-1").read_text()
+    for words in (
+        "Results beside the paper&#39;s Table 3",
+        "Audit",
+        "The token before an empty context",
+        "Truncated prompts",
+        "Letters",
+        "44.21" if "HellaSwag" in page else "71.63 ±0.92",
+    ):
+        assert words in page
+    assert "http" not in page
+    text = (evaluated / "learned" / "seed-1" / "results.tex").read_text()
+    assert text.count(r"\\") > 5 and r"acc\_norm" in text
+
+
+def test_a_damaged_or_missing_file_of_rows_is_named(real_data, tmp_path, capsys):
+    shutil.copytree(real_data / "eval", tmp_path / "eval")
+    rows = tmp_path / "eval" / "piqa_validation.jsonl.gz"
+    rows.chmod(0o644)
+    data = gzip.decompress(rows.read_bytes())
+    rows.write_bytes(gzip.compress(data.replace(b"guinea pig", b"guinea fig", 1)))
+    asked = [
+        "audit",
+        "--suite",
+        "piqa",
+        "--data",
+        str(tmp_path / "eval"),
+        "--tokenizer",
+        str(real_data / "tokenizer" / "smollm2.json"),
+    ]
+    assert command(asked) == 2
+    assert "piqa_validation.jsonl.gz: its lines have SHA-256" in capsys.readouterr().err
+    rows.unlink()
+    assert command(asked) == 2
+    assert "piqa_validation.jsonl.gz: no such file; its lines have SHA-256 61533005" in capsys.readouterr().err
+    (tmp_path / "eval" / "piqa_validation.jsonl").write_bytes(data)  # uncompressed, it is the same rows
+    assert command([*asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["audit"][0]["requests"] == 3676
+
+
+def test_bad_input_is_one_line(runs, real_data, tmp_path, capsys):
+    data, run = (
+        ["--data", str(real_data / "eval"), "--documents", "2", "--out", str(tmp_path / "out")],
+        str(runs / "learned" / "seed-1"),
+    )
+    for arguments, said in (
+        ([run, "--suite", "hellaswang", *data], "did you mean 'hellaswag'?"),
+        ([run, "--suite", "lambada", "--context", "4096", *data], "--context 4096: this model reads 96 tokens at most"),
+        (
+            [run, "--suite", "lambada", "--tokenizer", str(real_data / "tokenizer" / "smollm2.json"), *data],
+            "was trained with the tokenizer",
+        ),
+        ([run, "--suite", "lambada", "--prefix-token", "400", *data], "--prefix-token 400: the tokenizer's ids are 0 to 319"),
+        ([run, "--suite", "lambada", "--dtype", "int8", *data], "--dtype 'int8': known: float32, bfloat16, float16"),
+        ([str(tmp_path / "nothing"), "--suite", "lambada", *data], "no model that can be read"),
+    ):
+        assert command(["evaluate", *arguments]) == 2
+        told = capsys.readouterr().err
+        assert said in told and told.count("\n") == 1, told
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chat_template_is_not_passed_over(runs, real_data, tmp_path, capsys):
+    shutil.copytree(runs / "learned" / "seed-1" / "model", tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    asked = ["evaluate", str(tmp_path / "model"), "--suite", "lambada", "--data", str(real_data / "eval"), "--documents", "2"]
+    assert command([*asked, "--out", str(tmp_path / "out")]) == 2
+    assert "has a chat template" in capsys.readouterr().err
+    assert command([*asked, "--out", str(tmp_path / "out"), "--plain-prompts"]) == 0
