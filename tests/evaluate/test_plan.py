@@ -51,10 +51,11 @@ def answers(plan):
 
 
 @settings(max_examples=300, deadline=None)
-@given(requests(), st.sampled_from([3, 8, 16, 64]), st.sampled_from([1, 2, 8, 32]), st.booleans())
-def test_every_scored_token_is_asked_for_once_after_its_whole_past(asked, batch, kept, shared):
+@given(requests(), st.sampled_from([3, 8, 16, 64]), st.sampled_from([1, 8, 128]), st.booleans())
+def test_every_scored_token_is_asked_for_once_after_its_whole_past(asked, batch, saved, shared):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "KEPT", kept)
+        patch.setattr(planning, "SAVED", saved)
+        patch.setattr(planning, "KEYS_A_TOKEN", saved)
         plan, items = make_plan(asked, batch, shared)
     found = answers(plan)
     assert len(found) == sum(scored for _, scored in plan.items)

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.uint32]
 Ints = NDArray[np.int64]
 
-KEPT = 32  # a common beginning shorter than this is computed again in each piece: that costs less than a pass of its own
+SAVED = 128  # tokens that a beginning must save to be kept: less costs less than the pass that it takes
+# Keys that a token may attend to in vain for the cost of computing a token anew: 24 d² FLOPs a block against 4 d a key, at about
+# half a matmul's rate; so about 2 d, of a width of some hundreds.
+KEYS_A_TOKEN = 1000
 VERSION = 1
 
 
@@ -101,7 +104,7 @@ def make_plan(asked: Sequence[tuple[Tokens, int]], batch: int, shared: bool = Tr
     keys = [(tokens.astype(">u4").tobytes(), scored) for tokens, scored in asked]
     order = {key: number for number, key in enumerate(sorted(set(keys)))}
     items = [(np.frombuffer(key, ">u4").astype(np.uint32), scored) for key, scored in order]
-    digest = hashlib.sha256(f"{VERSION} {batch} {KEPT} {shared}".encode())
+    digest = hashlib.sha256(f"{VERSION} {batch} {SAVED} {KEYS_A_TOKEN} {shared}".encode())
     for tokens, scored in items:
         digest.update(f" {len(tokens)} {scored} ".encode())
         digest.update(tokens.astype("<u4").tobytes())
@@ -162,14 +165,15 @@ def _pieces(sequences: list[Tokens], ends: list[_Node], batch: int) -> Iterator[
     while waiting:
         node, kept = waiting.pop()
         before = kept.start + len(kept.tokens) if kept else 0
-        if node.begin - before + node.total <= batch or not node.children:
+        if not node.children or (node.begin - before + node.total <= batch and _together(node, before)):
             piece = _subtree(sequences, node, kept, before)
             if kept:
                 kept.room = max(kept.room, len(piece.tokens))
             if len(piece.tokens):
                 yield piece
             continue
-        if node.end - before >= KEPT:
+        too_large = node.begin - before + node.total > batch
+        if too_large and (node.end - before) * (len(node.children) - 1) >= SAVED:
             tokens = sequences[node.of][before : node.end]
             size = np.arange(len(tokens))
             piece = Piece(tokens, size, np.full(len(tokens), len(tokens) - 1), before, kept, kept=True)
@@ -178,6 +182,14 @@ def _pieces(sequences: list[Tokens], ends: list[_Node], batch: int) -> Iterator[
             node.piece, node.offset, kept = piece, node.begin - before, piece
             yield piece
         waiting.extend((child, kept) for child in reversed(node.children))
+
+
+def _together(node: _Node, before: int) -> bool:
+    """Whether one piece costs less than a piece for each child: a token attends to the keys of its whole piece, also to those
+    that its mask hides."""
+    common = node.end - before
+    split = sum((common + child.total) ** 2 for child in node.children)
+    return bool((node.begin - before + node.total) ** 2 - split <= KEYS_A_TOKEN * common * (len(node.children) - 1))
 
 
 def _root(node: _Node) -> _Node:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from tokencodes.errors import CheckFailed
 from tokencodes.evaluate.packed import Packed, Rows, Unsupported
-from tokencodes.evaluate.plan import KEPT, Pass, Plan, make_plan
+from tokencodes.evaluate.plan import Pass, Plan, make_plan
 from tokencodes.evaluate.requests import Request
 from tokencodes.files import read_json_lines
 
@@ -140,10 +140,10 @@ class Scorer:
     def _can_be_packed(self) -> tuple[bool, str]:
         """Whether attention of this model can be packed: branches are computed so, and by its own forward."""
         vocab = int(self.model.config.get_text_config().vocab_size)
-        trunk = np.arange(7, 7 + KEPT + 4) % vocab
-        tails = ([1, 2, 3], [1, 2, 4, 5], [1, 6], [8, 9, 10, 11, 12])
+        trunk = np.arange(7, 40) % vocab
+        tails = ([1, 2, 3], [1, 2, 4, 5], [2, 6], [3, 9, 10, 11, 12], [4, 1], [5, 1, 1])
         asked = [(np.concatenate([trunk, np.array(tail) % vocab]).astype(np.uint32), 1) for tail in tails]
-        plan, _ = make_plan(asked, KEPT)
+        plan, _ = make_plan(asked, 32)  # too few for all, so that the trunk is kept
         worst, packed = 0.0, Packed(self.model)
         try:
             with torch.no_grad():
@@ -155,7 +155,7 @@ class Scorer:
                         ids = torch.from_numpy(plan.items[item][0][:-1].astype("int64"))[None].to(self.model.device)
                         own_V = self.model(input_ids=ids, use_cache=False).logits[0, -1].float()
                         worst = max(worst, float((own_V - logits_V).abs().max()))
-        except (Unsupported, AttributeError, TypeError) as error:
+        except (Unsupported, AttributeError, IndexError, TypeError) as error:
             return False, f"a row for each request, nothing shared ({error})"
         if not worst <= (AGREE if self.model.dtype == torch.float32 else AGREE_REDUCED):
             return False, f"a row for each request, nothing shared (packed logits would differ by {worst:.2g})"
