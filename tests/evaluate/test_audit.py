@@ -5,7 +5,9 @@ import pytest
 from tokencodes.evaluate.audit import multiple_choice
 from tokencodes.evaluate.evaluation import Asking, audit
 from tokencodes.evaluate.suites import SHA256, SUITES, benchmarks
+from tokencodes.evaluate.tasks import embedded_rows
 from tokencodes.evaluate.texts import open_texts
+from tokencodes.train.settings import read_study
 
 
 def test_the_paper_suites_counts_are_the_papers(real_data):
@@ -20,7 +22,15 @@ def test_the_paper_suites_counts_are_the_papers(real_data):
 
 def test_every_file_of_rows_is_bound_to_a_hash():
     named = {name for suite in SUITES.values() for one in suite for name in (one.rows, one.examples) if name}
-    assert named == set(SHA256)
+    assert named == {*SHA256, "embedded"}
+
+
+def test_the_embedded_text_is_held_out_by_the_presets_that_train_on_it():
+    for preset in ("quickstart", "nano"):
+        told = read_study(preset, [])[0].data
+        assert told.split_seed == 0 and told.validation >= 0.02
+    found = embedded_rows()
+    assert len(found) == 13 and sum(len(row["text"]) for row in found) > 200_000
 
 
 @pytest.mark.parametrize("suite", ["cloze", "cloze,piqa"])

@@ -1,8 +1,9 @@
 """Which benchmarks a suite has, and the rows that they are scored on, by hash.
 
 `paper` is the paper's evaluation: seven multiple-choice benchmarks and MMLU without examples, MMLU with five, LAMBADA,
-WikiText-2. `cloze` asks MMLU and CommonsenseQA for the answers themselves instead of letters, which small models can do. Tasks,
-prompts and metrics are lm-eval's, by its own files; the shapes that lm-eval has no file for are in `tasks`.
+WikiText-2. `cloze` asks MMLU and CommonsenseQA for the answers themselves instead of letters, which small models can do.
+`embedded` is text that comes with this package, held out by every preset that trains on the rest of it. Tasks, prompts and
+metrics are lm-eval's, by its own files.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ PAPER_CONTEXT = 2048  # tokens that the paper's models read
 
 @dataclass(frozen=True)
 class Benchmark:
-    """rows, examples: names of files of rows (`SHA256`). recipe: lm-eval's file, below its tasks folder; {subject} stands for
-    each of the 57. endpoint: the metric of pre-declared tests. cluster: what rows may share, so that they are no independent
-    draws. letters: whether letters are asked for, not answers.
+    """rows, examples: names of files of rows (`SHA256`), or `embedded`. recipe: lm-eval's file, below its tasks folder; {subject}
+    stands for each of the 57. endpoint: the metric of pre-declared tests. cluster: what rows may share, so that they are no
+    independent draws. letters: whether letters are asked for, not answers. changes: of the recipe, or all of it.
     """
 
     name: str
@@ -81,10 +82,26 @@ COMMONSENSE_CLOZE = Benchmark(
         ("doc_to_target", "{{choices.label.index(answerKey)}}"),
     ),
 )
+EMBEDDED = Benchmark(
+    "embedded",
+    "embedded text",
+    "",
+    "embedded",
+    "test",
+    "bits_per_byte",
+    cluster="page",
+    changes=(
+        ("output_type", "loglikelihood_rolling"),
+        ("doc_to_text", ""),
+        ("doc_to_target", "{{text}}"),
+        ("metric_list", [{"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")]),
+    ),
+)
 MULTIPLE_CHOICE = (HELLASWAG, ARC_EASY, ARC_CHALLENGE, PIQA, WINOGRANDE, OPENBOOKQA, COMMONSENSE)
 SUITES: dict[str, tuple[Benchmark, ...]] = {
     "paper": (*MULTIPLE_CHOICE, MMLU_0, MMLU_5, LAMBADA, WIKITEXT),
     "cloze": (MMLU_CLOZE, COMMONSENSE_CLOZE),
+    "embedded": (EMBEDDED,),
 }
 BENCHMARKS = {one.name: one for suite in SUITES.values() for one in suite}
 

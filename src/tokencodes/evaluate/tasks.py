@@ -10,12 +10,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tokencodes.data.split import split_of
+from tokencodes.data.text import read_documents
 from tokencodes.errors import InputError
-from tokencodes.evaluate.suites import SHA256, Benchmark
+from tokencodes.evaluate.suites import EMBEDDED, SHA256, Benchmark
 
 HARNESS = "0.4.13"  # the release whose task files and request rules are meant
 SPLITS = {"training_split", "validation_split", "test_split", "fewshot_split"}
@@ -66,6 +69,15 @@ def _quick_and_quiet() -> None:
         utils.env.from_string = functools.lru_cache(maxsize=None)(utils.env.from_string)
 
 
+def embedded_rows() -> list[dict[str, Any]]:
+    """Documents of the embedded texts that are held out wherever the share of validation is 0.02 or more and its seed 0."""
+    found = []
+    for path in sorted(Path(str(files("tokencodes") / "corpora")).glob("*.jsonl.gz")):
+        some = [one for one in read_documents(path) if split_of(one, 0, 0.02) == "validation"]
+        found += [{"id": f"{path.name.partition('.')[0]}/{one.id}", "text": one.text} for one in some]
+    return found
+
+
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     """The rows of NAME.jsonl or NAME.jsonl.gz. InputError if they are missing, or not the ones that are meant."""
     places = [folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz"]
@@ -92,7 +104,10 @@ def subjects(folder: Path) -> list[str]:
 def make_tasks(chosen: Sequence[Benchmark], data: Path | None) -> list[TaskOf]:
     """The tasks of benchmarks over local rows, or (data None) over lm-eval's own data sets of the Hugging Face hub."""
     folder = harness()
-    read = {name: read_rows(data, name) for one in chosen for name in (one.rows, one.examples) if name and data} if data else {}
+    names = {name for one in chosen for name in (one.rows, one.examples) if name}
+    read = {name: read_rows(data, name) for name in sorted(names - {EMBEDDED.rows})} if data else {}
+    if EMBEDDED.rows in names:
+        read[EMBEDDED.rows] = embedded_rows()
     found = []
     for one in chosen:
         for subject in subjects(folder) if one.by_subject else [None]:
@@ -106,11 +121,10 @@ def _task(one: Benchmark, name: str, subject: str | None, folder: Path, read: di
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    config = {
-        key: value for key, value in load_yaml(folder / one.recipe.format(subject=subject)).items() if key not in ("tag",)
-    }
+    config = load_yaml(folder / one.recipe.format(subject=subject)) if one.recipe else {}
+    config = {key: value for key, value in config.items() if key != "tag"}
     config |= {"task": name, "num_fewshot": one.shots, **dict(one.changes)}
-    if read:
+    if one.rows in read:
         kept = {"test_split" if one.split == "test" else "validation_split": one.split}
         parts = {one.split: one.rows}
         if one.examples:
