@@ -19,8 +19,8 @@ Tokens = NDArray[np.uint32]
 Ints = NDArray[np.int64]
 
 SAVED = 128  # tokens that a beginning must save to be kept: less costs less than the pass that it takes
-# Keys that a token may attend to in vain for the cost of computing a token anew: 24 d² FLOPs a block against 4 d a key, at about
-# half a matmul's rate; so about 2 d, of a width of some hundreds.
+# Keys that a token may attend to in vain for the cost of computing a token anew: 24 d² FLOPs a block against 4 d a key, at
+# about half a matmul's rate; so about 2 d, of a width of some hundreds.
 KEYS_A_TOKEN = 1000
 VERSION = 1
 

@@ -16,7 +16,7 @@ PAPER_CONTEXT = 2048  # tokens that the paper's models read
 
 @dataclass(frozen=True)
 class Benchmark:
-    """rows, examples: names of files of rows (`SHA256`), or `embedded`. recipe: lm-eval's file, below its tasks folder; {subject}
+    """rows, examples: files of rows (`SHA256`), or `embedded`. recipe: lm-eval's file, below its tasks folder; {subject}
     stands for each of the 57. endpoint: the metric of pre-declared tests. cluster: what rows may share, so that they are no
     independent draws. letters: whether letters are asked for, not answers. changes: of the recipe, or all of it.
     """
