@@ -10,6 +10,7 @@ from tokencodes.data.text import read_documents
 from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
 from tokencodes.errors import InputError
 from tokencodes.files import read_json, write_json
+from tokencodes.report.page import write_report
 from tokencodes.study import compare, runs
 from tokencodes.train.config import DataConfig
 from tokencodes.train.corpus import open_dataset
@@ -145,3 +146,24 @@ def test_a_result_of_another_run_or_dataset_is_refused(study, whole, tmp_path):
         write_json(file, {**read_json(whole / "gf2" / "seed-1" / "result.json"), **change})
         with pytest.raises(InputError, match=complaint):
             compare(study, tmp_path / "study", Silent())
+
+
+def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrasts(dataset, real_data, tmp_path):
+    told = {"suite": "winogrande,commonsense_qa,lambada", "data": str(real_data / "eval"), "documents": 5}
+    model = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "context": 64}
+    arms = {"learned": {"interface": "learned"}, "binary": {"interface": "binary"}}
+    without = tiny_study(dataset.path, model=model, arms=arms)
+    assert compare(without, tmp_path, Silent())
+    study = tiny_study(dataset.path, model=model, arms=arms, evaluation=told)  # what is judged may change at any time
+    stop = Stop(asked=True)
+    assert not compare(study, tmp_path, Silent(), stop) and not list(tmp_path.glob("*/*/evaluation/evaluation.json"))
+    stop.asked = False
+    assert compare(study, tmp_path, Silent(), stop)
+    assert len(list(tmp_path.glob("*/*/evaluation/evaluation.json"))) == 4
+    page = write_report(tmp_path)[0].read_text()
+    assert "these interfaces, over 2 seeds" in page or "2 seeds do not tell these interfaces apart" in page
+    for words in ("binary - learned", "CommonsenseQA", "LAMBADA", "Audit"):
+        assert words in page
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/evaluation/*.json*")}
+    assert compare(study, tmp_path, Silent())
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/evaluation/*.json*")}

@@ -1,7 +1,8 @@
 """Arms × seeds: what `compare` runs. Seeds are the outer loop, so that a study stopped early holds matched pairs.
 
-Leaves STUDY/study.toml, tokenizer-KEY.json, data/, yardsticks.json, and in ARM/seed-N/ config.toml,
-metrics.jsonl, checkpoints/, model/, result.json, sample.json. Repeating the command goes on where it was stopped.
+Leaves STUDY/study.toml, tokenizer-KEY.json, data/, yardsticks.json, and in ARM/seed-N/ config.toml, metrics.jsonl,
+checkpoints/, model/, result.json, sample.json, and evaluation/ where a suite is named. Repeating the command goes on where it
+was stopped.
 """
 
 from collections.abc import Iterator
@@ -79,6 +80,34 @@ def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop:
             left = sum(spent) / len(spent) * (len(planned) - number) / 60
             told = f"{run.arm} seed {run.seed}: held-out loss {result['held_out_loss']:.3f}"
             observer.say(f"run {number} of {len(planned)} done: {told}; about {left:.0f} min left")
+    return not study.evaluation.suite or world.on_first(partial(_evaluate, study, out, observer, stop))
+
+
+class _Stopped(Exception):
+    """A stop was asked for in the midst of an evaluation."""
+
+
+def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> bool:
+    """Scores every run on the suite; False if a stop was asked for: what is scored by then is kept."""
+    from tokencodes.evaluate.evaluation import Asking, evaluate
+    from tokencodes.evaluate.language_model import context_limit
+    from tokencodes.evaluate.subject import open_evaluated
+    from tokencodes.evaluate.suites import benchmarks
+
+    asked, chosen = study.evaluation, benchmarks(study.evaluation.suite)
+
+    def progress(done: int, of: int, rate: float, left: float) -> None:
+        if stop.asked:
+            raise _Stopped
+
+    for _, name in runs(study):
+        subject = open_evaluated(str(out / name / "model"), None, study.engine.device, "float32")
+        limit = context_limit(subject.model.config, asked.context)
+        asking = Asking(chosen, Path(asked.data) if asked.data else None, limit, subject.texts.prefix, asked.documents)
+        try:
+            evaluate(subject, asking, out / name / "evaluation", progress=progress, say=observer.say)
+        except _Stopped:
+            return False
     return True
 
 
@@ -128,7 +157,7 @@ def _check_folder(out: Path, told: dict[str, Any]) -> None:
         before = flatten(read_toml(saved))
         now = flatten(told)
         for key in sorted((before.keys() | now.keys()) - FREE):
-            if before.get(key) != now.get(key) and key.split(".")[0] not in ("arms", "study"):
+            if before.get(key) != now.get(key) and key.split(".")[0] not in ("arms", "study", "evaluation"):
                 raise InputError(
                     f"{out}: holds a study of another recipe ({key} is {before.get(key)!r} there, {now.get(key)!r} asked for); "
                     "choose another --out"

@@ -180,16 +180,21 @@ def over_seeds(pairs: Sequence[tuple[Evaluation, Evaluation]]) -> list[OverSeeds
 
 
 def sides(base: Path, other: Path) -> list[tuple[Evaluation, Evaluation]]:
-    """Two evaluations, or two folders of evaluations whose subfolders have the same names, one a seed."""
+    """Two evaluations, or two folders whose subfolders, one a seed, have the same names and hold one each (SEED/ itself, or
+    SEED/evaluation/, as a study has it)."""
     if (base / "evaluation.json").is_file() or (other / "evaluation.json").is_file():
         return [(open_evaluation(base), open_evaluation(other))]
-    names = [{path.parent.name for path in side.glob("*/evaluation.json")} for side in (base, other)]
-    if not names[0] & names[1]:
+    found = [{path.relative_to(side).parts[0]: path.parent for path in _evaluations_in(side)} for side in (base, other)]
+    if not found[0].keys() & found[1].keys():
         raise InputError(f"{base}, {other}: neither evaluations, nor folders of evaluations with names in common")
-    if names[0] != names[1]:
-        only = sorted(names[0] ^ names[1])
+    only = sorted(found[0].keys() ^ found[1].keys())
+    if only:
         raise InputError(f"{', '.join(only)}: evaluated on one side only; evaluate it on the other, or take it away")
-    return [(open_evaluation(base / name), open_evaluation(other / name)) for name in sorted(names[0])]
+    return [(open_evaluation(found[0][name]), open_evaluation(found[1][name])) for name in sorted(found[0])]
+
+
+def _evaluations_in(side: Path) -> list[Path]:
+    return [*side.glob("*/evaluation.json"), *side.glob("*/evaluation/evaluation.json")]
 
 
 def compared(pairs: Sequence[tuple[Evaluation, Evaluation]], margin: float, margin_bits: float) -> dict[str, Any]:
@@ -212,8 +217,10 @@ def compared(pairs: Sequence[tuple[Evaluation, Evaluation]], margin: float, marg
 
 
 def _name(one: Evaluation, many: bool) -> str:
-    """What stands for a side: the folder of its seeds, or the evaluated model."""
-    return one.folder.parent.name if many else one.folder.name if one.folder.name else one.name
+    """What stands for a side: the folder of its seeds, or the evaluation's own."""
+    folder = one.folder.resolve()
+    place = folder.parent if folder.name == "evaluation" else folder
+    return place.parent.name if many else f"{place.parent.name}/{place.name}"
 
 
 def _finite(told: Any) -> Any:

@@ -91,8 +91,9 @@ def pair_requests(
                 f"{who.task}, document {who.document}, choice {who.part}: {continuation!r} gives no token to score"
             )
         if len(scored) > limit:
+            name, size = who.task.partition("/")[0], len(scored)
             raise InputError(
-                f"{who.task}, document {who.document}: a continuation of {len(scored)} tokens, and the model reads {limit}"
+                f"{who.task}, document {who.document}: a continuation of {size} tokens, and the model reads {limit}; leave out {name}"
             )
         dropped = max(0, len(first) + len(scored) - (limit + 1))
         found.append(

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from tokencodes.evaluate.audit import title_of
 from tokencodes.files import write_json, write_text
 from tokencodes.report.figures import COLOURS, STYLE, WIDTH_INCHES, svg
-from tokencodes.report.page import rendered
+from tokencodes.report.pages import rendered
 from tokencodes.report.tables import Grid
 
 ACCURACIES = ("acc", "acc_norm")

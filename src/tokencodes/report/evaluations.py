@@ -12,7 +12,7 @@ from tokencodes.evaluate.audit import title_of
 from tokencodes.evaluate.suites import BENCHMARKS
 from tokencodes.files import read_json, write_text
 from tokencodes.report.figures import COLOURS, MARKERS, STYLE, WIDTH_INCHES, svg
-from tokencodes.report.page import rendered
+from tokencodes.report.pages import rendered
 from tokencodes.report.paper import MODELS, TABLE_3
 from tokencodes.report.tables import Grid
 

@@ -1,15 +1,14 @@
 """report.html: one self-contained file that opens without a network."""
 
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from tokencodes.codes import InterfaceSpec, build_codebook
 from tokencodes.files import write_json, write_text
 from tokencodes.report import figures
+from tokencodes.report.benchmarks import benchmarks_of
+from tokencodes.report.pages import rendered
 from tokencodes.report.results import StudyResult, read_study_folder
 
 
@@ -21,18 +20,6 @@ def write_report(folder: Path) -> tuple[Path, dict[str, Any]]:
     told = summary(study)
     write_json(folder / "summary.json", told)
     return page, told
-
-
-def rendered(name: str, **told: Any) -> str:
-    """A page by one of the templates here; whatever is no markup of ours is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(str(files("tokencodes.report"))),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name).render(**told)
 
 
 def summary(study: StudyResult) -> dict[str, Any]:
@@ -87,6 +74,7 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "not_drawn": [arm for arm, spec in specs.items() if spec.fixed and not drawable(spec)],
         "first": {arm: next(iter(study.runs[arm].values())).result for arm in study.arms},
         "samples": {arm: _first_sample(study, arm) for arm in study.arms},
+        "benchmarks": benchmarks_of(study),
         "beaten": [arm for arm in study.arms if study.values(arm, "held_out_loss").mean() < study.yardsticks["bigram"]],
     }
 

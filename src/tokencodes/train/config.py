@@ -250,10 +250,20 @@ class StudyKeys(Section):
     contrasts: tuple[tuple[str, str], ...] = ()  # further pairs of arms that the report compares
 
 
+class EvaluationConfig(Section):
+    """The benchmarks that `compare` scores every finished run on; none where no suite is named. It may change at any time."""
+
+    suite: str = ""  # names of `evaluate.suites`, joined by commas
+    data: str | None = None  # folder of their rows; without it they come from the Hugging Face hub
+    documents: Positive | None = None  # so many of each benchmark, drawn by seed 0
+    context: Positive | None = None  # tokens that are read at once; by default what the model was trained with
+
+
 class StudyConfig(Recipe):
     """Arms × seeds."""
 
     study: StudyKeys = StudyKeys()
+    evaluation: EvaluationConfig = EvaluationConfig()
     arms: Annotated[dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")], ArmConfig], Field(min_length=1)]
 
     @model_validator(mode="after")
