@@ -145,6 +145,17 @@ def test_a_non_finite_loss_never_reaches_the_weights(study, dataset, tmp_path, m
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
 
 
+def test_the_block_whose_output_is_the_first_that_is_not_finite_is_named(study, dataset, tmp_path):
+    trainer = Trainer(study.run("learned", 1), dataset, tmp_path, Silent())
+    with torch.no_grad():
+        for name in ("up_proj", "down_proj"):
+            getattr(trainer.model.model.layers[1].mlp, name).weight.mul_(1e25)
+    loader = trainer.loader()
+    with pytest.raises(CheckFailed, match="it begins at windows 0 to 1, what the block 1 gives"):
+        trainer.step(loader)
+    loader.close()
+
+
 def test_a_finished_run_is_not_run_again(study, dataset, undisturbed):
     before = (undisturbed["gf2"] / "metrics.jsonl").stat().st_mtime_ns
     result = train(study.run("gf2", 1), dataset, undisturbed["gf2"], Silent())

@@ -75,6 +75,8 @@ def train(
     if dry_run:
         _dry_run(run, peak, ranks, as_json)
         return
+    if ranks > 1 or peak is not None:
+        raise InputError("--ranks and --peak belong to --dry-run; several ranks are begun by torchrun (see docs/training.md)")
     watcher, world = observer(as_json, track, out), join(run.engine.device)
     world.on_first(lambda: check_folder(out, run))
     if replay is not None:

@@ -103,6 +103,8 @@ class Dataset(Corpus):
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        if not path.is_dir():
+            raise InputError(f"{path}: no such folder; make a dataset by `tokencodes prepare`, or name where it is")
         if not (path / "manifest.json").is_file():
             raise InputError(f"{path}: no manifest.json, so not a finished dataset; run `tokencodes prepare` to its end")
         manifest = read_json(path / "manifest.json")

@@ -93,7 +93,8 @@ def pair_requests(
         if len(scored) > limit:
             name, size = who.task.partition("/")[0], len(scored)
             raise InputError(
-                f"{who.task}, document {who.document}: a continuation of {size} tokens, and the model reads {limit}; leave out {name}"
+                f"{who.task}, document {who.document}: a continuation of {size} tokens, and the model reads {limit}; leave "
+                f"out {name}"
             )
         dropped = max(0, len(first) + len(scored) - (limit + 1))
         found.append(

@@ -136,12 +136,11 @@ class Terminal:
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._name, self._updates, self._last_line = "", 0, 0.0
-        self._rate: float | None = None
-        self._before, self._held_out = 0, ""
+        self._rate, self._seen, self._held_out = 0.0, 0, ""
 
     def begin(self, name: str, update: int, updates: int) -> None:
         """Starts a bar."""
-        self._name, self._updates, self._rate, self._held_out = name, updates, None, ""
+        self._name, self._updates, self._rate, self._seen, self._held_out = name, updates, 0.0, 0, ""
         self._last_line = time.monotonic()
         if not self._console.is_terminal:
             return
@@ -161,18 +160,17 @@ class Terminal:
             self._held_out = f"  held-out {record.loss:.3f}"
         if not isinstance(record, StepRecord):
             return
-        rate = (record.targets - self._before) / record.seconds if self._before else None
-        self._before = record.targets
-        if rate is not None:
-            self._rate = rate if self._rate is None else 0.9 * self._rate + 0.1 * rate
+        self._seen += 1  # the first update warms up, or compiles: it counts only until there is another
+        self._rate = record.rate if self._seen <= 2 else 0.9 * self._rate + 0.1 * record.rate
         speed = f"  {self._rate:,.0f} targets/s" if self._rate else ""
         told = f"loss {record.loss:.3f}{self._held_out}{speed}"
         if self._progress is not None:
             self._progress.update(self._task, completed=record.update, told=told)
         elif time.monotonic() - self._last_line >= self.PLAIN_SECONDS:
             self._last_line = time.monotonic()
-            left = (self._updates - record.update) * record.targets / record.update / (self._rate or 1.0)
-            self.say(f"{self._name}: update {record.update}/{self._updates}  {told}  about {left:.0f} s left")
+            left = (self._updates - record.update) * record.targets / record.update
+            told += f"  about {left / self._rate:,.0f} s left" if self._rate else ""
+            self.say(f"{self._name}: update {record.update}/{self._updates}  {told}")
 
     def say(self, line: str) -> None:
         """A line above the bar."""

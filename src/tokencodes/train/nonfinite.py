@@ -40,26 +40,30 @@ class Update:
 def find_origin(
     model: TokenCodeForCausalLM, parts: list[tuple[Tensor, Tensor]], first: int, world: World
 ) -> list[dict[str, Any]]:
-    """Where it begins, on each rank: the first microbatch (inputs and targets, [B, T] each) whose loss is not finite, or in
-    whose backward pass something is not, with the windows that it holds. Computes the update's microbatches once more, on
-    every rank, and leaves gradients behind.
+    """Where it begins, on each rank: the first microbatch (inputs and targets, [B, T] each) in whose forward pass something is
+    not finite, or in its loss, or in its backward pass, with the windows that it holds. Computes the update's microbatches
+    once more, on every rank, and leaves gradients behind.
 
     An overflow that arises only as gradients are added up has no such place, and the list is empty.
     """
-    seen: list[str] = []
-    watched = {"final norm": model.model.norm, **{f"block {n}": block for n, block in enumerate(model.model.layers)}}
-    hooks = [module.register_forward_hook(_watch(name, seen)) for name, module in watched.items()]
+    forward: list[str] = []
+    backward: list[str] = []
+    blocks = {f"block {n}": block for n, block in enumerate(model.model.layers)}
+    watched = {"input": model.model.embed_tokens, **blocks, "final norm": model.model.norm}
+    hooks = [module.register_forward_hook(_watch(name, forward, backward)) for name, module in watched.items()]
     own: list[dict[str, Any]] = []
     reduce_gradients(model, now=False)
     try:
         for inputs, targets in parts:
             loss = model.loss(inputs, targets, num_targets=1)
             loss.backward()
-            where = None if math.isfinite(float(loss.detach())) else "loss"
-            where = where or (f"gradient of what the {seen[0]} gives" if seen else None)
-            if where and not own:
-                own.append({"rank": world.rank, "windows": [first, first + len(inputs) - 1], "where": where})
-            seen.clear()
+            places = [f"what the {name} gives" for name in forward]
+            places += [] if math.isfinite(float(loss.detach())) else ["loss"]
+            places += [f"gradient of what the {name} gives" for name in backward]
+            if places and not own:
+                own.append({"rank": world.rank, "windows": [first, first + len(inputs) - 1], "where": places[0]})
+            forward.clear()
+            backward.clear()
             first += len(inputs)
     finally:
         for hook in hooks:
@@ -68,15 +72,20 @@ def find_origin(
     return [one for told in world.gather(own) for one in told]
 
 
-def _watch(name: str, seen: list[str]) -> Any:
+def _watch(name: str, forward: list[str], backward: list[str]) -> Any:
+    """A hook that notes a module's name where its output, or the gradient of that, is not finite."""
+
     def on_output(module: torch.nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
+        if not bool(hidden.detach().isfinite().all()):
+            forward.append(name)
 
         def on_gradient(gradient: Tensor) -> None:
             if not bool(gradient.isfinite().all()):
-                seen.append(name)
+                backward.append(name)
 
-        hidden.register_hook(on_gradient)
+        if hidden.requires_grad:
+            hidden.register_hook(on_gradient)
 
     return on_output
 
