@@ -28,10 +28,8 @@ SUITE = "arc_easy,winogrande,mmlu_5,commonsense_qa,lambada,wikitext"
 def runs(dataset, tmp_path_factory):
     """Two arms with a context that some prompts do not fit."""
     folder = tmp_path_factory.mktemp("runs")
-    study = tiny_study(
-        dataset.path,
-        model={"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "context": 96},
-    )
+    shape = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "context": 96}
+    study = tiny_study(dataset.path, model=shape, budget={"targets": 8 * 4 * 96})
     for arm in ("learned", "binary"):
         for seed in (1, 2):
             train(study.run(arm, seed), dataset, folder / arm / f"seed-{seed}", Silent())
@@ -227,3 +225,15 @@ def test_a_chat_template_is_not_passed_over(runs, real_data, tmp_path, capsys):
     assert command([*asked, "--out", str(tmp_path / "out")]) == 2
     assert "has a chat template" in capsys.readouterr().err
     assert command([*asked, "--out", str(tmp_path / "out"), "--plain-prompts"]) == 0
+
+
+def test_every_checkpoint_of_a_run_makes_curves(runs, real_data, tmp_path, capsys):
+    run = runs / "learned" / "seed-1"
+    asked = ["evaluate", str(run), "--every-checkpoint", "--suite", "winogrande,lambada", "--data", str(real_data / "eval")]
+    assert command([*asked, "--documents", "3", "--out", str(tmp_path)]) == 0
+    names = sorted(path.name for path in (run / "checkpoints").glob("update-*"))
+    assert len(names) == 2 and sorted(path.parent.name for path in tmp_path.glob("*/evaluation.json")) == names
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page and "Endpoints over checkpoints of one run" in page
+    assert command(["evaluate", str(run / "model"), "--every-checkpoint", "--data", "x", "--out", str(tmp_path / "b")]) == 2
+    assert "--every-checkpoint wants one" in capsys.readouterr().err

@@ -60,7 +60,9 @@ def audit(
 
 @app.command()
 def evaluate(
-    checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, a folder of any causal LM, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="A run, a checkpoint, a folder of any causal LM, a hub id.")
+    ],
     out: Out,
     suite: Suite = "paper",
     data: Data = None,
@@ -70,12 +72,16 @@ def evaluate(
     prefix_token: PrefixToken = None,
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json, where none is beside the model.")] = None,
     plain_prompts: Plain = False,
+    every_checkpoint: Annotated[
+        bool, typer.Option("--every-checkpoint", help="Each checkpoint that a run has kept, for curves over training.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
     batch: Annotated[int | None, typer.Option(min=1, help="Tokens of a pass; found by itself otherwise.")] = None,
     as_json: Json = False,
 ) -> None:
     """Score a model on a suite, every request on record; repeating the command goes on after a stop."""
+    from tokencodes import checkpoint
     from tokencodes.evaluate import evaluation
     from tokencodes.evaluate.language_model import context_limit
     from tokencodes.evaluate.subject import open_evaluated
@@ -83,20 +89,29 @@ def evaluate(
     from tokencodes.report.evaluations import write_evaluation
 
     quiet()
-    evaluated = open_evaluated(checkpoint, tokenizer, device, dtype)
-    if evaluated.texts.tokenizer.chat_template and not plain_prompts:
-        raise InputError(
-            f"{checkpoint}: its tokenizer has a chat template, and the suites' prompts are plain text, as in the paper; say "
-            "--plain-prompts if that is meant"
-        )
-    most = context_limit(evaluated.model.config, context)
-    limit = most if context is not None else min(most, PAPER_CONTEXT)
-    asking = _asking(suite, data, limit, evaluated.texts, prefix_token, documents, seed)
     say = (lambda line: None) if as_json else print
-    found = evaluation.evaluate(evaluated, asking, out, batch, _Shown(say).progress, say)
+    places = {model: out}
+    if every_checkpoint:
+        found = checkpoint.checkpoints(Path(model) / "checkpoints")
+        if not found:
+            raise InputError(f"{model}: no run with checkpoints; --every-checkpoint wants one")
+        places = {str(place): out / place.name for place in sorted(found)}
+    results = []
+    for place, folder in places.items():
+        evaluated = open_evaluated(place, tokenizer, device, dtype)
+        if evaluated.texts.tokenizer.chat_template and not plain_prompts:
+            raise InputError(
+                f"{place}: its tokenizer has a chat template, and the suites' prompts are plain text, as in the paper; say "
+                "--plain-prompts if that is meant"
+            )
+        most = context_limit(evaluated.model.config, context)
+        limit = most if context is not None else min(most, PAPER_CONTEXT)
+        asking = _asking(suite, data, limit, evaluated.texts, prefix_token, documents, seed)
+        results.append(evaluation.evaluate(evaluated, asking, folder, batch, _Shown(say).progress, say))
+        write_evaluation(folder)
     page = write_evaluation(out)
     say(f"{page}: results, audit and sensitivities")
-    emit(as_json, found, _table(found))
+    emit(as_json, results if every_checkpoint else results[0], _table(results[-1]))
 
 
 @app.command()

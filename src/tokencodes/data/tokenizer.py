@@ -53,25 +53,26 @@ class TokenizerFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise InputError(f"{path}: no such tokenizer file; name a tokenizer.json, or make one by `tokencodes tokenizer`")
-        self._read(path.read_bytes(), path)
+        data = path.read_bytes()
+        try:
+            tokenizer = Tokenizer.from_buffer(data)
+        except Exception as error:  # the library raises a bare Exception
+            raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
+        self._take(tokenizer, data, path)
         end = self.tokenizer.token_to_id(END_OF_TEXT)
         if end is None:
             raise InputError(f"{path}: no {END_OF_TEXT} entry, which ends each document; use a tokenizer that has it")
         self.end_of_text: int = end
 
     @classmethod
-    def of(cls, data: bytes, path: Path) -> "TokenizerFile":
-        """The same from a file's bytes, for those who only encode: it need have no end of text."""
+    def of(cls, tokenizer: Tokenizer, path: Path) -> "TokenizerFile":
+        """The same of a tokenizer that is open already, for those who only encode: it need have no end of text."""
         found = cls.__new__(cls)
-        found._read(data, path)
+        found._take(tokenizer, tokenizer.to_str().encode(), path)
         return found
 
-    def _read(self, data: bytes, path: Path) -> None:
-        try:
-            self.tokenizer = Tokenizer.from_buffer(data)
-        except Exception as error:  # the library raises a bare Exception
-            raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
-        self._data = data
+    def _take(self, tokenizer: Tokenizer, data: bytes, path: Path) -> None:
+        self.tokenizer, self._data = tokenizer, data
         self.tokenizer.no_truncation()  # what a file sets for short prompts would cut or pad documents without a word
         self.tokenizer.no_padding()
         self.path = path
@@ -85,9 +86,9 @@ class TokenizerFile:
 
     @cached_property
     def told(self) -> dict[str, Any]:
-        """The file as it is: its vocabulary, its rules."""
+        """The file's rules, as it tells them; without the vocabulary and the merges, which are most of it."""
         told: dict[str, Any] = json.loads(self._data)
-        return told
+        return {key: value for key, value in told.items() if key != "model"}
 
     @cached_property
     def _texts(self) -> list[str]:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from tokencodes.evaluate.plan import Pass, Piece
 
 Kept = tuple[Tensor, Tensor]  # keys and values, [heads, start + M + room, channels] each
-AT_ONCE = 256  # positions whose logits exist at a time
+AT_ONCE = 128  # positions whose logits exist at a time
 BEYOND = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 

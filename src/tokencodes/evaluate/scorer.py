@@ -24,7 +24,7 @@ from tokencodes.evaluate.plan import Pass, Plan, make_plan
 from tokencodes.evaluate.requests import Request
 from tokencodes.files import read_json_lines
 
-CPU_BATCH, CUDA_BATCH = 2048, 32768  # tokens of a pass: the first, and the largest that is tried
+CPU_BATCH, CUDA_BATCH = 1024, 32768  # tokens of a pass: the first, and the largest that is tried
 AGREE, AGREE_REDUCED = 1e-3, 0.25  # logits of packed and own forward, by dtype: float32, or less
 
 Progress = Callable[[int, int, float, float], None]  # requests done, of how many, requests a second, seconds left

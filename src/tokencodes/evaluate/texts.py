@@ -20,8 +20,7 @@ class Texts:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
         self.begin = self._begin()
-        data = tokenizer.backend_tokenizer.to_str().encode()
-        file = TokenizerFile.of(data, Path(tokenizer.name_or_path or "tokenizer"))
+        file = TokenizerFile.of(tokenizer.backend_tokenizer, Path(tokenizer.name_or_path or "tokenizer"))
         self._file = file
         self._cached = CachedEncoder(file) if CachedEncoder.supports(file) else None
         self.sha256 = file.sha256
@@ -96,8 +95,12 @@ def open_texts(place: str | Path) -> Texts:
     """A tokenizer file, or the tokenizer of a model's folder or hub id. InputError if there is none."""
     path = Path(place)
     if path.is_file():
-        TokenizerFile.of(path.read_bytes(), path)  # one line where it is no tokenizer
-        return Texts(PreTrainedTokenizerFast(tokenizer_file=str(path), name_or_path=str(path)))
+        try:
+            return Texts(PreTrainedTokenizerFast(tokenizer_file=str(path), name_or_path=str(path)))
+        except InputError:
+            raise
+        except Exception as error:  # the library raises a bare Exception
+            raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
     try:
         found = AutoTokenizer.from_pretrained(str(place))
     except (OSError, ValueError) as error:
