@@ -52,7 +52,7 @@ def tasks_and_documents(
     if one.by_subject:
         tasks = draw.sample(tasks, SUBJECTS)
         return tasks, {task.name: list(range(len(task.task.eval_docs))) for task in tasks}, whole
-    size = PAGES if one.name == "wikitext" else whole if agree and one.name == "piqa" else documents
+    size = PAGES if one.name == "wikitext" and documents > 3 else whole if agree and one.name == "piqa" else documents
     return tasks, {one.name: sorted(draw.sample(range(whole), min(size, whole)))}, whole
 
 

@@ -10,6 +10,7 @@ import torch
 from tests.conftest import VOCAB
 from tests.evaluate.conftest import tiny
 from tokencodes.errors import CheckFailed
+from tokencodes.evaluate import packed
 from tokencodes.evaluate.requests import Asked, Request
 from tokencodes.evaluate.scorer import Scorer, _judge
 
@@ -50,6 +51,18 @@ def test_scores_are_those_of_the_models_own_forward(kind, batch):
     for request, score in zip(requests, scorer.score(requests), strict=True):
         log_probs, greedy = plainly(model, request)
         assert np.abs(score.log_probs - log_probs).max() < 2e-5 and score.greedy == greedy
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("batch", [64, 2048])
+def test_pieces_whose_attention_is_cut_at_every_branch_give_the_same(kind, batch, monkeypatch):
+    model, requests = tiny(kind), some_requests(3)
+    whole = Scorer(model, batch).score(requests)
+    monkeypatch.setattr(packed, "CALL", -1)
+    monkeypatch.setattr(packed, "COPY", 0)
+    for one, other, request in zip(whole, Scorer(model, batch).score(requests), requests, strict=True):
+        assert np.abs(one.log_probs - other.log_probs).max() < 2e-5
+        assert np.abs(other.log_probs - plainly(model, request)[0]).max() < 2e-5
 
 
 def test_what_can_be_packed_is_and_a_window_is_not(caplog):
