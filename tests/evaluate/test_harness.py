@@ -1,0 +1,60 @@
+"""Against lm-eval's own HFLM, request by request, on real rows."""
+
+from types import SimpleNamespace
+
+import pytest
+from lm_eval.models.huggingface import HFLM
+from transformers import PreTrainedTokenizerFast
+
+from tests.evaluate.conftest import tiny
+from tokencodes.errors import InputError
+from tokencodes.evaluate.language_model import LanguageModel, context_limit
+from tokencodes.evaluate.scorer import Scorer
+from tokencodes.evaluate.suites import BENCHMARKS, MULTIPLE_CHOICE
+from tokencodes.evaluate.tasks import make_tasks
+
+LIMIT = 96  # so that some prompts are cut
+
+
+@pytest.mark.parametrize(
+    "name", [*(one.name for one in MULTIPLE_CHOICE if one.name != "piqa"), "mmlu_5", "lambada", "wikitext"]
+)
+def test_scores_and_flags_are_those_of_lm_evals_own_model(name, real_data, small_texts, tokenizer_path):
+    model, end = tiny("llama"), "<|endoftext|>"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_path), bos_token=end, eos_token=end, pad_token=end)
+    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu")
+    ours = LanguageModel(Scorer(model, 256), small_texts, LIMIT, small_texts.prefix)
+    (task, *_) = make_tasks([BENCHMARKS[name]], real_data / "eval")
+    task.task.build_all_requests(samples=[7] if name == "wikitext" else [0, 5, 9], rank=0, world_size=1)
+    instances = task.task.instances
+    if name == "wikitext":
+        found, wanted = ours.loglikelihood_rolling(instances), theirs.loglikelihood_rolling(instances)
+        assert found == pytest.approx(wanted, rel=1e-6)
+        return
+    found, wanted = ours.loglikelihood(instances), theirs.loglikelihood(instances)
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], abs=1e-3, rel=1e-6)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    assert name != "mmlu_5" or all(request.dropped for request, _ in ours.answered)
+
+
+def test_lm_evals_own_entrance_takes_the_model(real_data, small_texts):
+    model = LanguageModel(Scorer(tiny("llama"), 256), small_texts, LIMIT, 0)
+    pairs = [("She was", " happy"), ("", "Emma")]
+    ids = [
+        ((context, text), model.tok_encode(context) or [0], model.tok_encode(text, add_special_tokens=False))
+        for context, text in pairs
+    ]
+    assert len(model._loglikelihood_tokens(ids)) == 2
+    with pytest.raises(InputError, match="generates none"):
+        model.generate_until([])
+
+
+def test_the_context_limit_is_known_or_asked_for():
+    config = tiny("llama").config
+    assert (context_limit(config, None), context_limit(config, 64)) == (128, 64)
+    with pytest.raises(InputError, match="--context 256: this model reads 128 tokens at most"):
+        context_limit(config, 256)
+    silent = SimpleNamespace(get_text_config=SimpleNamespace)
+    assert context_limit(silent, 64) == 64
+    with pytest.raises(InputError, match="does not say how many tokens it reads; give --context"):
+        context_limit(silent, None)
