@@ -4,8 +4,8 @@ import pytest
 
 from tokencodes.evaluate.audit import multiple_choice
 from tokencodes.evaluate.evaluation import Asking, audit
-from tokencodes.evaluate.suites import SHA256, SUITES, benchmarks
-from tokencodes.evaluate.tasks import embedded_rows
+from tokencodes.evaluate.suites import BENCHMARKS, SHA256, SUITES, benchmarks
+from tokencodes.evaluate.tasks import embedded_rows, make_tasks
 from tokencodes.evaluate.texts import open_texts
 from tokencodes.train.settings import read_study
 
@@ -31,6 +31,12 @@ def test_the_embedded_text_is_held_out_by_the_presets_that_train_on_it():
         assert told.split_seed == 0 and told.validation >= 0.02
     found = embedded_rows()
     assert len(found) == 13 and sum(len(row["text"]) for row in found) > 200_000
+
+
+def test_every_benchmark_reports_its_endpoint(real_data):
+    for task in make_tasks(list({one.recipe: one for one in BENCHMARKS.values()}.values()), real_data / "eval"):
+        metrics = set(task.task._metric_fn_list)
+        assert task.benchmark.endpoint in metrics, task.name
 
 
 @pytest.mark.parametrize("suite", ["cloze", "cloze,piqa"])

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import shutil
 
 import pytest
@@ -11,7 +12,7 @@ from tests.conftest import tiny_study
 from tokencodes.cli import run as command
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.evaluate.audit import difference, multiset, read_records
-from tokencodes.evaluate.contrast import compared, contrast, open_evaluation, sides
+from tokencodes.evaluate.contrast import compared, contrast, open_evaluation, sides, verdict
 from tokencodes.evaluate.evaluation import Asking, evaluate
 from tokencodes.evaluate.second import check, sample
 from tokencodes.evaluate.subject import open_evaluated
@@ -116,7 +117,8 @@ def test_two_evaluations_are_contrasted_and_seeds_are_paired(evaluated, tmp_path
 def test_a_model_against_itself_shows_no_difference(evaluated):
     one = open_evaluation(evaluated / "learned" / "seed-1")
     for found in contrast(one, one):
-        assert found.difference.estimate == 0 and found.adjusted == 1.0 and (found.metric == "nats" or found.equivalence == 0)
+        assert found.difference.estimate == 0 and found.adjusted == 1.0 and math.isnan(found.equivalence)
+        assert verdict(found, "a", "b") == "the same on every one of these documents"
 
 
 def test_other_requests_are_not_contrasted_and_it_is_said_which(evaluated, runs, real_data, tmp_path):

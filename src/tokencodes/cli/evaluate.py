@@ -135,10 +135,12 @@ def contrast(
     if out is not None:
         write_contrast(found, out)
     columns, rows = table_of(found)
-    table = Table(*columns, title=found["title"])
+    table = Table(*columns[:-1], title=found["title"])
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*row[:-1])
     emit(as_json, found, table)
+    if not as_json:
+        print("\n".join(f"{row[0]}, {row[1]}: {row[-1]}" for row in rows))
 
 
 def _asking(

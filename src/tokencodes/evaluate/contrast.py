@@ -133,10 +133,12 @@ def verdict(one: Contrast, base: str, other: str) -> str:
     better = (d.estimate > 0) == HIGHER_IS_BETTER[one.metric]
     unit = 100 if one.metric.startswith("acc") else 1
     told = f"{d.estimate * unit:+.2f} points" if unit == 100 else f"{d.estimate:+.4f}"
+    if d.error == 0 and d.estimate == 0:
+        return "the same on every one of these documents"
     if one.adjusted < ALPHA:
         return f"these checkpoints differ: {other if better else base} is better ({told})"
     if one.equivalence < ALPHA:
-        return f"these checkpoints differ by less than {one.margin * unit:g}{' points' if unit == 100 else ''} ({told})"
+        return f"these checkpoints differ by less than the margin of {one.margin * unit:g} ({told})"
     return f"these documents do not tell the two checkpoints apart ({told}; {d.detectable * unit:.2f} would be found with 80 %)"
 
 

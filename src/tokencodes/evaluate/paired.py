@@ -35,10 +35,10 @@ class Difference:
     clusters: int
 
     def equivalence_p(self, margin: float) -> float:
-        """Of two one-sided t tests against -margin and +margin (Schuirmann, 1987): small where the difference is surely
-        less."""
+        """Of two one-sided t tests against -margin and +margin (Schuirmann, 1987): small where the difference is surely less.
+        NaN where no two documents differ, from which no error can be told."""
         if self.error == 0:
-            return float(abs(self.estimate) >= margin)
+            return math.nan
         freedom = self.clusters - 1
         lower = stats.t.sf((self.estimate + margin) / self.error, freedom)
         upper = stats.t.cdf((self.estimate - margin) / self.error, freedom)

@@ -80,6 +80,7 @@ COMMONSENSE_CLOZE = Benchmark(
         ("doc_to_text", "Question: {{question.strip()}}\nAnswer:"),
         ("doc_to_choice", "{{choices.text}}"),
         ("doc_to_target", "{{choices.label.index(answerKey)}}"),
+        ("metric_list", [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")]),
     ),
 )
 EMBEDDED = Benchmark(
