@@ -8,7 +8,9 @@ size of --batches that was fastest on 24 documents. Float32, both. A speed is re
 log-probabilities are compared too: the largest difference a token, and greedy flags and choices that differ.
 
 MMLU is scored whole for 8 subjects (seeded), WikiText on 16 pages: what costs most is where the figures would not move. "suite"
-weighs each benchmark's time by its full size. Results of a benchmark are kept in --out, so a stopped bench goes on.
+weighs each benchmark's time by its full size. --every N lets HFLM answer each N-th document only, and multiplies its time by
+what all would have read: it shares nothing between documents, so its time is a sum over them. Results of a benchmark are kept
+in --out, so a stopped bench goes on.
 
 --agree compares answers instead of speeds: HFLM at batch 1, PIQA whole, of the others so many documents, MMLU's from all
 subjects.
@@ -65,6 +67,8 @@ def child(asked: argparse.Namespace) -> None:
         draw = random.Random(asked.seed)
         size = 2 if asked.child[1] == "wikitext" else max(1, PILOT // len(chosen))
         chosen = {name: sorted(draw.sample(some, min(len(some), size))) for name, some in chosen.items()}
+    elif asked.child[0] == "hflm":
+        chosen = {name: some[:: asked.every] for name, some in chosen.items()}
     instances = []
     for task in tasks:
         task.task.build_all_requests(samples=chosen[task.name], rank=0, world_size=1)
@@ -85,7 +89,9 @@ def child(asked: argparse.Namespace) -> None:
     seconds = time.perf_counter() - began
     keys = [f"{one.task_name} {one.doc_id} {one.idx}" for one in instances]
     tokens = [len(lm.tok_encode(one.args[-1])) for one in instances]
+    read = [min(LIMIT, len(lm.tok_encode(text))) for text in dict.fromkeys(one.args[0] for one in instances)]
     told = {"seconds": seconds, "before_mb": before, "peak_mb": peak_mb(), "answers": answers, "keys": keys, "tokens": tokens}
+    told["read"] = sum(read)
     told |= {"documents": sum(map(len, chosen.values())), "whole": whole, "batch": asked.batch or lm.scorer.batch}
     asked.out.write_text(json.dumps(told))
 
@@ -101,7 +107,7 @@ def measured(asked: argparse.Namespace, who: str, name: str, batch: int | None, 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "told.json"
         command = [sys.executable, str(HERE), asked.model, "--data", str(asked.data), "--out", str(out), "--child", who, name]
-        command += ["--documents", str(asked.documents), "--seed", str(asked.seed)]
+        command += ["--documents", str(asked.documents), "--seed", str(asked.seed), "--every", str(asked.every)]
         command += (["--batch", str(batch)] if batch else []) + (["--pilot"] if pilot else [])
         command += ["--agree"] if asked.agree else []
         done = subprocess.run(command, capture_output=True, text=True)
@@ -120,36 +126,39 @@ def compare(asked: argparse.Namespace, name: str) -> dict[str, Any]:
     best = min(pilots, key=lambda batch: pilots[batch], default=batches[0])
     rounds = [(measured(asked, "ours", name, asked.batch), measured(asked, "hflm", name, best)) for _ in range(asked.rounds)]
     mine, theirs = rounds[0]
-    pairs = list(zip(mine["answers"], theirs["answers"], strict=True))
+    times = mine["read"] / theirs["read"]  # 1 where HFLM answered all
+    ours = dict(zip(mine["keys"], zip(mine["answers"], mine["tokens"], strict=True), strict=True))
+    pairs = [(ours[key][0], answer) for key, answer in zip(theirs["keys"], theirs["answers"], strict=True)]
     rolling = not isinstance(pairs[0][0], list)
     apart = [
         abs((a if rolling else a[0]) - (b if rolling else b[0])) / size
-        for (a, b), size in zip(pairs, mine["tokens"], strict=True)
+        for (a, b), size in zip(pairs, theirs["tokens"], strict=True)
     ]
     return {
         "documents": mine["documents"],
         "whole": mine["whole"],
         "requests": len(pairs),
         "ours": [one["seconds"] for one, _ in rounds],
-        "hflm": [one["seconds"] for _, one in rounds],
+        "hflm": [one["seconds"] * times for _, one in rounds],
+        "hflm_times": times,
         "hflm_batch": best,
         "pilots": pilots,
         "ours_mb": max(one["peak_mb"] for one, _ in rounds),
         "hflm_mb": max(one["peak_mb"] for _, one in rounds),
         "apart": max(apart),
         "flags": 0 if rolling else sum(a[1] != b[1] for a, b in pairs),
-        "choices": 0 if rolling else sum(a != b for a, b in zip(taken(mine), taken(theirs), strict=True)),
+        "choices": 0 if rolling else sum(taken(mine)[document] != choice for document, choice in taken(theirs).items()),
     }
 
 
-def taken(told: dict[str, Any]) -> list[str]:
+def taken(told: dict[str, Any]) -> dict[str, str]:
     """The most likely choice of each document."""
     best: dict[str, tuple[float, str]] = {}
     for key, (total, _) in zip(told["keys"], told["answers"], strict=True):
         document, _, choice = key.rpartition(" ")
         if document not in best or total > best[document][0]:
             best[document] = total, choice
-    return [choice for _, choice in best.values()]
+    return {document: choice for document, (_, choice) in best.items()}
 
 
 def show(found: dict[str, dict[str, Any]]) -> None:
@@ -181,6 +190,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16])
     parser.add_argument("--batch", type=int)
+    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--agree", action="store_true")
     parser.add_argument("--child", nargs=2)
     parser.add_argument("--pilot", action="store_true")

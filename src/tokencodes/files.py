@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 from tokencodes.errors import InputError
 
 LOCK = ".lock"
+CERTIFICATE = "certificate.json"  # in what `export` and `import` have made
 
 
 def fsync(path: Path) -> None:
@@ -97,3 +99,48 @@ def only_one(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise InputError(f"{folder}: another program is writing here; wait for it, or choose another --out") from None
         yield
+
+
+@contextmanager
+def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
+    """A hidden folder beside `folder`: it takes that name when the block ends, and is deleted if the block raises.
+
+    InputError: `folder` is there and `force` is not given, or it holds no certificate of ours; the disk has not `needed_bytes`.
+    """
+    _refuse(folder, force)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder.parent).free
+    if free < needed_bytes:
+        raise InputError(
+            f"{folder}: the export needs about {needed_bytes / 1e9:,.2f} GB and {free / 1e9:,.2f} GB are free; name another "
+            f"--out"
+        )
+    partial, old = folder.with_name(f".tmp-{folder.name}"), folder.with_name(f".old-{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        yield partial
+        for place in (*partial.rglob("*"), partial):
+            fsync(place)
+        _refuse(folder, force)  # someone may have made it meanwhile
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+        fsync(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _refuse(folder: Path, force: bool) -> None:
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not force:
+        raise InputError(f"{folder}: is there already; name another --out, or --force to replace it")
+    if not (folder / CERTIFICATE).is_file():
+        raise InputError(
+            f"{folder}: no {CERTIFICATE} in it, so it was not made by export or import and --force does not replace it; name "
+            f"another --out"
+        )

@@ -12,6 +12,7 @@ from tokencodes.checkpoint.layout import (
     newest_intact,
     read_replay,
     read_state,
+    tokenizer_of,
     update_of,
     write_replay,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "restore",
     "tensors_of",
     "tidy",
+    "tokenizer_of",
     "update_of",
     "write",
     "write_replay",

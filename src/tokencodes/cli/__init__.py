@@ -11,7 +11,7 @@ import typer
 from safetensors import SafetensorError
 from typer.exceptions import TyperException
 
-from tokencodes.cli import data, evaluate, models, runs, submit  # noqa: F401 (each adds its commands)
+from tokencodes.cli import data, evaluate, export, models, runs, submit  # noqa: F401 (each adds its commands)
 from tokencodes.cli.common import app, speaks
 from tokencodes.errors import CheckFailed, Elsewhere, InputError
 

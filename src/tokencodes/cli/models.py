@@ -14,16 +14,17 @@ from tokencodes.files import write_json, write_text
 
 @app.command()
 def verify(
-    checkpoint: Annotated[Path, typer.Argument(help="A run, a checkpoint or an exported folder.")],
+    checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, an exported folder or a hub id.")],
     out: Annotated[Path | None, typer.Option(help="Folder for certificate.json and certificate.html.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check a model from its code to its last update; exit 1 if a check does not hold."""
+    from tokencodes.hub import fetch
     from tokencodes.verify.certificate import certify, page
 
     quiet()
 
-    certificate = certify(checkpoint)
+    certificate = certify(fetch(checkpoint))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "certificate.json", certificate.as_json())

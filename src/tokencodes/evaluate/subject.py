@@ -94,14 +94,9 @@ def _foreign(place: str) -> PreTrainedModel:
 
 
 def _beside(path: Path) -> Path | None:
-    """The tokenizer of a local model: beside it, or in the export of its run, or with its text. A folder, where that says which
-    tokens begin and end a text; a file otherwise."""
-    for folder in (path, path / "model", path / "data", path.parent.parent / "model", path.parent.parent / "data"):
-        if (folder / "tokenizer_config.json").is_file():
-            return folder
-        if (folder / "tokenizer.json").is_file():
-            return folder / "tokenizer.json"
-    return None
+    """The tokenizer of a local model: a folder, where that says which tokens begin and end a text; a file otherwise."""
+    found = checkpoint.tokenizer_of(path)
+    return found.parent if found and found.with_name("tokenizer_config.json").is_file() else found
 
 
 def _device(name: str) -> torch.device:

@@ -1,0 +1,102 @@
+"""Peak memory of an export of the paper's 1.7B shapes: resident bytes of all its processes above those of the interpreter.
+
+    python bench/export_memory.py --work FOLDER [--to llama gguf onnx] [--interface binary] [--layers 24]
+
+Writes a model with random weights into FOLDER (7 GB; kept for the next run), exports it by the command, and reads the resident
+set of the process and its children ten times a second; pages of files that are mapped count too. The interpreter is what the
+same command has after its imports, on a model of one block and a small vocabulary. The bar is 1.2 of the plain Llama's float32
+bytes.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
+
+SHAPE = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "max_position_embeddings": 2048}
+
+
+def make(folder: Path, interface: str, layers: int, vocab: int) -> int:
+    """A model with cheap random weights; returns the plain Llama's bytes."""
+    config = TokenCodeConfig(**SHAPE, vocab_size=vocab, num_hidden_layers=layers, interface=interface)
+    if not (folder / "model.safetensors").is_file():
+        with torch.device("meta"):
+            model = TokenCodeForCausalLM(config)
+        model.to_empty(device="cpu").input_interface.reset_buffers()
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
+        for parameter in model.parameters():
+            block = torch.randn(1 << 16) * 0.02
+            parameter.data.view(-1).copy_(block.repeat(-(-parameter.numel() // len(block)))[: parameter.numel()])
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.data.fill_(1.0)
+        model.save_pretrained(folder)
+        del model
+    each = 4 * SHAPE["hidden_size"] ** 2 + 3 * SHAPE["hidden_size"] * SHAPE["intermediate_size"] + 2 * SHAPE["hidden_size"]
+    return 4 * (layers * each + 2 * vocab * SHAPE["hidden_size"] + SHAPE["hidden_size"])
+
+
+def resident(process: int) -> int:
+    """Bytes of a process and all below it."""
+    total = 0
+    try:
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                total = int(line.split()[1]) * 1024
+        for task in Path(f"/proc/{process}/task").iterdir():
+            total += sum(resident(int(child)) for child in (task / "children").read_text().split())
+    except (FileNotFoundError, ProcessLookupError):
+        return total
+    return total
+
+
+def peak(folder: Path, to: str) -> tuple[int, float, dict]:
+    """Peak bytes and seconds of one export, and what it says."""
+    out = folder.with_name(f"{folder.name}-{to}")
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", "tokencodes", "export", str(folder), "--to", to, "--out", str(out), "--json"]
+    began, most = time.monotonic(), 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+        while process.poll() is None:
+            most = max(most, resident(process.pid))
+            time.sleep(0.1)
+        told = process.stdout.read() if process.stdout else ""
+    if process.returncode:
+        sys.exit(f"failed: {' '.join(command)}")
+    shutil.rmtree(out)
+    return most, time.monotonic() - began, json.loads(told)
+
+
+def main() -> None:
+    """Prints a line a format."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--to", nargs="*", default=["llama", "onnx"])
+    parser.add_argument("--interface", default="binary")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--vocab", type=int, default=49152)
+    asked = parser.parse_args()
+    small, large = (asked.work / f"{name}-{asked.interface}" for name in ("small", f"large-{asked.layers}"))
+    make(small, asked.interface, 1, 512)
+    weights = make(large, asked.interface, asked.layers, asked.vocab)
+    for to in asked.to:
+        base = peak(small, to)[0] - make(small, asked.interface, 1, 512)
+        most, took, told = peak(large, to)
+        above = most - base
+        statuses = ", ".join(f"{one['runtime']} {one['status']}" for one in told["runtimes"])
+        print(
+            f"{to:6} {weights / 1e9:.2f} GB of weights; peak {most / 1e9:.2f} GB, {above / 1e9:.2f} above the interpreter's "
+            f"{base / 1e9:.2f}: {above / weights:.2f} of the weights; {took:.0f} s; {statuses}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Commands that carry models out and in: export, import, push."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from tokencodes.cli.common import Json, Out, app, emit, quiet
+
+Force = Annotated[bool, typer.Option("--force", help="Replace an export that is there.")]
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, an exported folder or a hub id.")],
+    to: Annotated[str, typer.Option(help="llama, gguf, onnx.")],
+    out: Out,
+    weights: Annotated[str, typer.Option("--type", help="F32, F16, BF16, Q8_0 (GGUF only).")] = "F32",
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write a model for other runtimes, open it there, and certify that it is still the same function; exit 1 if it is not."""
+    from tokencodes.export.exporting import export as make
+    from tokencodes.hub import fetch
+
+    quiet()
+    found = make(fetch(checkpoint), to, out, weights, force)
+    table = Table(
+        "runtime",
+        "version",
+        "result",
+        "logits apart",
+        "KL, mean nats",
+        "greedy steps equal",
+        title=f"{found.checkpoint} -> {out}",
+    )
+    for one in found.runtimes:
+        if one.status != "agrees":
+            table.add_row(one.runtime, "-", f"{one.status}: {one.detail}", "-", "-", "-")
+            continue
+        apart = "0 (same bits)" if one.bitwise_equal else f"{one.largest_difference:.1e}"
+        steps = ", ".join(f"{steps} of {one.greedy_steps}" for steps in one.greedy_steps_equal or ())
+        table.add_row(one.runtime, one.version, one.status, apart, f"{one.kl_mean:.1e}", steps)
+    emit(as_json, found.as_json(), table)
+
+
+@app.command("import")
+def bring(
+    place: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A plain Llama folder, or another program's checkpoint; a hub id.")
+    ],
+    out: Out,
+    interface: Annotated[str | None, typer.Option(help="Its interface, where it cannot be found.")] = None,
+    map_file: Annotated[Path | None, typer.Option("--map", help="JSON of their tensors' names and ours.")] = None,
+    logits: Annotated[Path | None, typer.Option(help="input_ids and logits of another program's checkpoint.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Read a plain Llama, or a foreign checkpoint, back as a compact model; exit 1 if it does not give its own logits."""
+    from tokencodes.hub import fetch
+    from tokencodes.importing.bringing import bring as make
+
+    quiet()
+    found = make(fetch(place), out, interface, map_file, logits, force)
+    table = Table("theirs", "ours", "by", title=f"{place} -> {out}")
+    for one in found.mapping:
+        table.add_row(one.theirs, ", ".join(one.ours) or "-", one.by)
+    if not as_json and found.mapping:
+        emit(False, None, table)
+    emit(as_json, found.as_json(), f"{out}: {found.found}; compared on {found.compared}")
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="What export or import made.")],
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository on the hub.")],
+    public: Annotated[bool, typer.Option("--public", help="Where it is made, make it public.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every file and its size, and send nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Upload an export to the Hugging Face hub."""
+    from tokencodes.hub import push as send
+
+    sent = send(folder, repository, not public, dry_run)
+    table = Table("file", "bytes", title=f"{folder} -> {repository}" + (" (nothing is sent)" if dry_run else ""))
+    for one in sent:
+        table.add_row(one.name, f"{one.bytes:,}")
+    table.add_row("together", f"{sum(one.bytes for one in sent):,}")
+    emit(as_json, {"repository": repository, "sent": not dry_run, "files": [asdict(one) for one in sent]}, table)

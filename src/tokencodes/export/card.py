@@ -1,0 +1,135 @@
+"""The model card: what is known of a model from its run's own records, and which programs were really tried."""
+
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+import tokencodes
+from tokencodes.export.agreement import Agreement
+from tokencodes.export.source import UNFREEZES, Source
+from tokencodes.files import read_json, read_toml, write_text
+
+if TYPE_CHECKING:
+    from tokencodes.export.exporting import Export
+
+CARD = "README.md"
+NOT_METRICS = ("documents", "lost_bytes", "byte_perplexity")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a model: its name and shape; its run, study and evaluation where they lie beside it."""
+
+    name: str
+    shape: str
+    run: dict[str, Any] | None = None
+    study: dict[str, Any] | None = None
+    evaluation: dict[str, Any] | None = None
+    limits: list[str] = field(default_factory=list)
+
+
+def read_record(source: Source) -> Record:
+    """Reads what the run of a checkpoint has left."""
+    config, place = source.model.config, source.place
+    shape = (
+        f"{config.num_hidden_layers} blocks of width {config.hidden_size:,}, {config.num_attention_heads} heads, feed-forward "
+        f"{config.intermediate_size:,}, {config.vocab_size:,} tokens, context {config.max_position_embeddings:,}"
+    )
+    limits = []
+    if config.interface != "learned" and config.bos_token_id == 0 and not source.model.input_interface(_zero())[0].any():
+        limits.append(
+            "Token 0 begins and ends texts and has the zero code: after it alone every next token is equally likely, so the "
+            f"first token of a text that begins with it costs ln {config.vocab_size:,} nats."
+        )
+    folder = place.parent.parent if place.parent.name == "checkpoints" else place.parent if place.name == "model" else None
+    if folder is None or not (folder / "result.json").is_file():
+        return Record(source.name, shape, limits=limits)
+    result = read_json(folder / "result.json")
+    last = place.name == "model" or int(place.name.removeprefix("update-")) == result["updates"]
+    if not last:
+        limits.append(
+            f"This is {place.name} of a run of {result['updates']:,} updates; its figures above are of the run's end."
+        )
+    told = _run(result, read_toml(folder / "config.toml"))
+    evaluated = folder / "evaluation" / "evaluation.json"
+    evaluation = _evaluation(read_json(evaluated)) if last and evaluated.is_file() else None
+    return Record(source.name, shape, told, _study(folder.parent.parent / "study.toml"), evaluation, limits)
+
+
+def _zero() -> Any:
+    import torch
+
+    return torch.zeros(1, 1, dtype=torch.int64)
+
+
+def _run(result: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    optimizer, batch, data = config["optimizer"], config["batch"], config["data"]
+    text = data.get("dataset") or ", ".join(data.get("inputs", ())) or ", ".join(one["dataset"] for one in data["mixture"])
+    windows = batch["windows_per_update"]
+    recipe = (
+        f"AdamW ({optimizer['beta1']}, {optimizer['beta2']}), learning rate {optimizer['peak_lr']:g} to "
+        f"{optimizer['min_lr']:g} over {optimizer['schedule_updates']:,} updates after {optimizer['warmup_updates']:,} of "
+        f"warm-up, weight decay {optimizer['weight_decay']:g}, gradients clipped at {optimizer['clip']:g}, {windows:,} "
+        f"windows of {config['model']['context']:,} targets an update, {batch['sampling']} sampling, "
+        f"{result['environment']['dtype']}"
+    )
+    return {
+        "arm": result["arm"],
+        "seed": result["seed"],
+        "updates": f"{result['updates']:,}",
+        "targets": f"{result['targets']:,}",
+        "data": f"{text} (fingerprint {result['dataset_fingerprint'][:12]})",
+        "recipe": recipe,
+        "loss": f"{result['held_out_loss']:.4f}",
+        "bits_per_byte": f"{result['bits_per_byte']:.4f}",
+        "held_out_targets": f"{result['held_out_targets']:,}",
+    }
+
+
+def _study(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    told = read_toml(file)
+    return {"arms": list(told["arms"]), "seeds": told["study"]["seeds"]}
+
+
+def _evaluation(told: dict[str, Any]) -> dict[str, Any]:
+    """Its results beside its audit."""
+    who, audit, rows = told["identity"], {one["name"]: one for one in told["audit"]}, []
+    for name, metrics in told["results"].items():
+        shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key not in NOT_METRICS)
+        counts = (f"{audit[name][key]:,}" for key in ("documents", "requests", "truncated"))
+        rows.append([name, shown, *counts])
+    drawn = f"{who['documents']:,} documents of each benchmark that has more, drawn." if who["documents"] else "All documents."
+    return {
+        "documents": drawn,
+        "harness": who["harness"],
+        "context": f"{who['context']:,}",
+        "prefix": who["prefix"],
+        "checked": told["second_opinion"]["checked"],
+        "largest": f"{told['second_opinion']['largest']:.1e}",
+        "requests": told["requests_sha256"],
+        "rows": rows,
+    }
+
+
+def _runtime(one: Agreement) -> list[str]:
+    if one.status != "agrees":
+        return [one.runtime, "-", f"{one.status}: {one.detail}", "-", "-", "-"]
+    assert one.largest_difference is not None and one.kl_mean is not None and one.greedy_steps_equal is not None
+    steps = ", ".join(f"{steps} of {one.greedy_steps}" for steps in one.greedy_steps_equal)
+    apart = "0 (same bits)" if one.bitwise_equal else f"{one.largest_difference:.1e}"
+    return [one.runtime, str(one.version), one.status, apart, f"{one.kl_mean:.1e}", steps]
+
+
+def write_card(record: Record, made: "Export", folder: Path) -> None:
+    """README.md of an export."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((files("tokencodes.export") / "card.md.j2").read_text(encoding="utf-8"))
+    told = {key: getattr(record, key) for key in ("name", "shape", "run", "study", "evaluation", "limits")}
+    runtimes = [_runtime(one) for one in made.runtimes]
+    text = template.render(made=made, version=tokencodes.__version__, unfreezes=UNFREEZES, runtimes=runtimes, **told)
+    write_text(folder / CARD, text.rstrip() + "\n")

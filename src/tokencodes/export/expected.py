@@ -1,0 +1,76 @@
+"""What our own model says, before it leaves memory: logits of a few texts, greedy continuations, and how exact float32 can be.
+
+The texts are ids drawn by a fixed seed, ids 0 and V-1 among them, and, where the checkpoint keeps its last update, windows that
+the model was trained on: what it is sure of, and what it is not.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokencodes.checkpoint import read_replay
+from tokencodes.export.runtimes import Ids, Logits, Transformers
+from tokencodes.model import TokenCodeForCausalLM
+from tokencodes.verify import reference
+from tokencodes.verify.check import drawn_ids
+from tokencodes.verify.forward import logit_bound, shape_of, weights_of
+
+STEPS = 64
+PROMPT = 8
+TRAINED = 2  # windows of the last update
+
+
+@dataclass(frozen=True)
+class Expected:
+    """texts int64[N, T], their logits float32[N, T, V]; how far those lie from the float64 reference, and how far float32 may.
+
+    prompts int64[P, t]; tokens[p][s]: the likeliest continuation; leads[p][s]: its logit less the next one's.
+    """
+
+    texts: Ids
+    logits: Logits
+    from_reference: float
+    bound: float
+    prompts: Ids
+    tokens: list[list[int]]
+    leads: list[list[float]]
+
+    @property
+    def steps(self) -> int:
+        """Tokens of each continuation."""
+        return len(self.tokens[0])
+
+
+def expect(model: TokenCodeForCausalLM, place: Path) -> Expected:
+    """Asks the model of a checkpoint, in float32 on the CPU."""
+    runtime, texts = Transformers(model), _texts(model, place)
+    logits = np.stack([runtime.logits(ids) for ids in texts])
+    weights, shape = weights_of(model), shape_of(model)
+    apart = largest = 0.0
+    for ids, found in zip(texts, logits, strict=True):
+        exact = reference.forward(weights, shape, ids)
+        apart, largest = max(apart, float(np.abs(found - exact).max())), max(largest, float(np.abs(exact).max()))
+    context = model.config.max_position_embeddings
+    prompts = texts[[1, -1], : min(PROMPT, context // 2)]
+    steps = min(STEPS, context - prompts.shape[1])
+    decoded = [runtime.decoded(prompt, steps) for prompt in prompts]
+    return Expected(
+        texts,
+        logits,
+        apart,
+        logit_bound(model, largest),
+        prompts,
+        [tokens for tokens, _ in decoded],
+        [leads for _, leads in decoded],
+    )
+
+
+def _texts(model: TokenCodeForCausalLM, place: Path) -> Ids:
+    drawn: NDArray[np.int64] = drawn_ids(model).numpy()
+    replay = read_replay(place)
+    if replay is None:
+        return drawn
+    trained = replay.ids[:TRAINED, : drawn.shape[1]]
+    return np.concatenate([drawn, trained]) if trained.shape[1] == drawn.shape[1] else drawn

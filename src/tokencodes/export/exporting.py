@@ -1,0 +1,127 @@
+"""`export`: ask our own model, write, let it go, open what was written in the runtimes that it is for, compare, and only then
+show it.
+
+Our model and the runtime's are never in memory together: what ours says is kept as numbers.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tokencodes
+from tokencodes.errors import CheckFailed, InputError
+from tokencodes.export.agreement import Agreement, compare
+from tokencodes.export.card import read_record, write_card
+from tokencodes.export.expected import expect
+from tokencodes.export.llama import DTYPES, copy_tokenizer, generation, write_llama
+from tokencodes.export.runtimes import LlamaCpp, OnnxRuntime, Runtime, Transformers, TransformersJs
+from tokencodes.export.source import Source, open_source
+from tokencodes.files import CERTIFICATE, appearing, write_json
+
+TYPES = {"llama": ("F32", "BF16", "F16"), "gguf": ("F32", "F16", "BF16", "Q8_0"), "onnx": ("F32",)}
+BITS = {"F32": 32, "F16": 16, "BF16": 16, "Q8_0": 8.5}
+NEEDS = {"llama": (), "gguf": ("gguf",), "onnx": ("onnx", "onnxruntime")}
+# What opens a format: name of the runtime, and whether its float32 logits must be ours bit by bit.
+Opening = tuple[Callable[[], Runtime], str, bool]
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was made: certificate.json. reference_difference: of our own float32 logits from the float64 reference."""
+
+    folder: str
+    checkpoint: str
+    format: str
+    weights: str
+    input_table: str  # the type that it is stored in; "code" where the code itself is
+    frozen_input: bool
+    interface: dict[str, Any]
+    reference_difference: float
+    reference_bound: float
+    runtimes: tuple[Agreement, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """As one JSON object."""
+        return {"version": 1, "tokencodes": tokencodes.__version__, **asdict(self)}
+
+
+def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = False) -> Export:
+    """Exports a checkpoint into the folder `out`, which appears when all is well.
+
+    to: llama, gguf, onnx. weights: the type of the matrices. InputError: unusable input. CheckFailed: what was written is not
+    the same function in a runtime that is here; it is deleted.
+    """
+    _check(to, weights)
+    source = open_source(place)
+    needed = int(source.weight_bytes * BITS[weights] / 32 * 1.02) + (1 << 22)
+    with appearing(out, force, needed) as folder:
+        record, expected = read_record(source), expect(source.model, source.place)
+        table = _write(source, to, weights, folder)
+        exact, frozen, facts, checkpoint = source.exact, source.frozen, source.facts(), str(source.place)
+        context, file = source.model.config.max_position_embeddings, file_of(source, to, weights)
+        del source  # two models at once would take twice the memory
+        found = tuple(
+            compare(expected, opened, name, weights, bitwise)
+            for opened, name, bitwise in _openings(to, weights, folder, file, context, exact)
+        )
+        for one in found:
+            if one.status == "differs":
+                raise CheckFailed(f"{out}: not made, because {one.runtime} does not agree with our model: {one.detail}")
+        made = Export(str(out), checkpoint, to, weights, table, frozen, facts, expected.from_reference, expected.bound, found)
+        write_json(folder / CERTIFICATE, made.as_json())
+        write_card(record, made, folder)
+    return made
+
+
+def _check(to: str, weights: str) -> None:
+    if to not in TYPES:
+        raise InputError(f"--to {to!r}: known: {', '.join(TYPES)}")
+    if weights not in TYPES[to]:
+        raise InputError(f"--type {weights!r}: {to} is written in {', '.join(TYPES[to])}")
+    absent = [name for name in NEEDS[to] if find_spec(name) is None]
+    if absent:
+        raise InputError(f"--to {to} needs {', '.join(absent)}: pip install 'tokencodes[export]'")
+
+
+def file_of(source: Source, to: str, weights: str) -> str:
+    """Where the weights lie in the export's folder."""
+    return {"llama": "model.safetensors", "gguf": f"{source.name}-{weights}.gguf", "onnx": "onnx/model.onnx"}[to]
+
+
+def _write(source: Source, to: str, weights: str, folder: Path) -> str:
+    """Writes the files of a format; returns what the input table is stored as."""
+    file = folder / file_of(source, to, weights)
+    if to == "llama":
+        write_llama(source, weights, folder)
+        return weights
+    if to == "gguf":
+        from tokencodes.export.gguf_file import write_gguf
+
+        return write_gguf(source, weights, file)
+    from tokencodes.export.onnx_graph import write_onnx
+
+    file.parent.mkdir()
+    outside = write_onnx(source, file)
+    # transformers.js reads from its own section whether weights lie in a file beside the graph
+    told = {**source.plain_config(), "transformers.js_config": {"use_external_data_format": True} if outside else {}}
+    write_json(folder / "config.json", told)
+    write_json(folder / "generation_config.json", generation(source))
+    copy_tokenizer(source, folder)
+    return "F32" if source.model.input_interface.spec.learned else "code"
+
+
+def _openings(to: str, weights: str, folder: Path, file: str, context: int, exact: bool) -> list[Opening]:
+    import torch
+
+    if to == "llama":
+        return [(partial(Transformers.open, folder, DTYPES[weights]), "transformers", exact)]
+    if to == "onnx":
+        return [
+            (partial(OnnxRuntime, folder / file), "onnxruntime", False),
+            (partial(TransformersJs, folder), "transformers.js", False),
+        ]
+    reader = partial(Transformers.open, folder, torch.float32, gguf_file=file)
+    return [(partial(LlamaCpp, folder / file, context), "llama.cpp", False), (reader, "transformers' GGUF reader", False)]

@@ -1,0 +1,58 @@
+"""A plain Llama folder: the lifted table written out as `embed_tokens`, and everything that transformers looks for beside
+it."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tokencodes.errors import InputError
+from tokencodes.export.source import Source
+from tokencodes.files import read_json, write_json
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def write_llama(source: Source, weights: str, folder: Path) -> None:
+    """Writes weights, configuration, generation configuration and tokenizer. InputError where the table is not exact in the
+    chosen type. In a type other than F32 it uses up the source's model: its body is cast in place."""
+    dtype = DTYPES[weights]
+    if dtype != torch.float32:
+        _check_exact(source, dtype, weights)
+        source.model.to(dtype)
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in source.plain_weights()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    name = str(dtype).removeprefix("torch.")
+    write_json(folder / "config.json", {**source.plain_config(), "dtype": name, "torch_dtype": name})
+    write_json(folder / "generation_config.json", generation(source))
+    copy_tokenizer(source, folder)
+
+
+def generation(source: Source) -> dict[str, Any]:
+    """generation_config.json: where a text begins and ends; decoding itself is left to whoever runs it."""
+    config = source.model.config
+    return {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id, "use_cache": True}
+
+
+def copy_tokenizer(source: Source, folder: Path) -> None:
+    """The tokenizer's very bytes; and its configuration, by a class name that transformers 4 and 5 both know."""
+    if source.tokenizer is None:
+        return
+    shutil.copyfile(source.tokenizer, folder / "tokenizer.json")
+    beside = source.tokenizer.with_name("tokenizer_config.json")
+    told = read_json(beside) if beside.is_file() else {}
+    told.pop("backend", None)
+    longest = source.model.config.max_position_embeddings
+    write_json(
+        folder / "tokenizer_config.json", {**told, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest}
+    )
+
+
+def _check_exact(source: Source, dtype: torch.dtype, weights: str) -> None:
+    table = source.model.input_interface.materialize()
+    if source.model.input_interface.spec.fixed and not torch.equal(table.to(dtype).float(), table):
+        raise InputError(
+            f"--type {weights}: the fixed code {source.model.config.interface!r} is not exact in it; take F32, where it is"
+        )

@@ -1,0 +1,119 @@
+"""What leaves: a checkpoint's model, its tokenizer, and the plain Llama that it is to everyone else."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from tokencodes import checkpoint
+from tokencodes.errors import InputError
+from tokencodes.model import TokenCodeForCausalLM
+
+TABLE = "model.embed_tokens.weight"
+UNFREEZES = (
+    "The input table of this copy is written out and can be trained: any fine-tuning that does not leave model.embed_tokens "
+    "alone unfreezes it, and the input is then no fixed code any more."
+)
+# Largest padding of a vocabulary that a tokenizer does not fill.
+PADDED = 1024
+
+
+@dataclass(eq=False)
+class Source:
+    """place: the checkpoint that was taken, not the run that was named. tokenizer: its tokenizer.json, None where it has
+    none."""
+
+    place: Path
+    model: TokenCodeForCausalLM
+    tokenizer: Path | None
+
+    @property
+    def name(self) -> str:
+        """A short name: that of the run, or of the folder, without update and `model`."""
+        place = self.place.parent.parent if self.place.parent.name == "checkpoints" else self.place
+        place = place.parent if place.name == "model" else place
+        arm = f"{place.parent.name}-" if place.name.startswith("seed-") else ""
+        return f"{arm}{place.name}"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the plain Llama in float32."""
+        config = self.model.config
+        body = sum(p.numel() for name, p in self.model.named_parameters() if not name.startswith("model.embed_tokens."))
+        return 4 * (body + config.vocab_size * config.hidden_size)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the input is a fixed code, so that nothing of it was trained."""
+        return bool(self.model.input_interface.spec.fixed)
+
+    @property
+    def exact(self) -> bool:
+        """Whether a table of the input's vectors gives them bit by bit: not where a matrix product makes them."""
+        spec = self.model.input_interface.spec
+        return bool(spec.learned or spec.lift != "orthogonal")
+
+    def facts(self) -> dict[str, Any]:
+        """What tells this input interface from any other, as it travels with every format."""
+        config = self.model.config
+        return {
+            "interface": config.interface,
+            "spec_sha256": config.spec_sha256,
+            "codebook_sha256": config.codebook_sha256,
+            "tokenizer_sha256": config.tokenizer_sha256,
+        }
+
+    def plain_config(self) -> dict[str, Any]:
+        """config.json of the plain Llama, for readers of transformers 4 and 5: they look for rotary positions and for the dtype
+        under other names."""
+        config = self.model.config
+        told = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "tie_word_embeddings": False,
+            "rope_theta": config.rope_parameters["rope_theta"],
+            "rope_scaling": None,
+            "frozen_input": self.frozen,
+            "tokencodes": self.facts(),
+        }
+        ours = {"interface", "spec_sha256", "codebook_sha256", "tokenizer_sha256", "dtype", "_name_or_path"}
+        kept = {key: value for key, value in config.to_dict().items() if key not in ours and key not in told}
+        return kept | told
+
+    def plain_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The plain Llama's tensors by name, float32: the table first, then body and head; no buffer of the code."""
+        yield TABLE, self.model.input_interface.materialize()
+        for name, tensor in self.model.state_dict().items():
+            if not name.startswith("model.embed_tokens."):
+                yield name, tensor
+
+
+def open_source(place: Path) -> Source:
+    """The model of a run (its newest checkpoint), of one checkpoint or of an exported folder. InputError where its rotary
+    positions are scaled, or its tokenizer is not the one that it was trained with or has no place in its vocabulary."""
+    place = checkpoint.find(place)
+    model = checkpoint.load_model(place)
+    if model.config.rope_parameters.get("rope_type", "default") != "default":
+        raise InputError(
+            f"{place}: rotary positions of type {model.config.rope_parameters['rope_type']!r}; only plain ones are exported"
+        )
+    tokenizer = checkpoint.tokenizer_of(place)
+    if tokenizer is not None:
+        _check_tokenizer(tokenizer, model)
+    return Source(place, model, tokenizer)
+
+
+def _check_tokenizer(file: Path, model: TokenCodeForCausalLM) -> None:
+    data, wanted, size = file.read_bytes(), model.config.tokenizer_sha256, model.config.vocab_size
+    found = hashlib.sha256(data).hexdigest()
+    if wanted not in (None, found):
+        raise InputError(
+            f"{file}: SHA-256 {found[:12]}, but the model was trained with the tokenizer {wanted[:12]}; put that one there"
+        )
+    entries = max(Tokenizer.from_buffer(data).get_vocab().values(), default=-1) + 1
+    if not size - PADDED <= entries <= size:
+        raise InputError(f"{file}: {entries:,} entries, but the model knows {size:,} tokens; put its own tokenizer there")

@@ -1,0 +1,258 @@
+"""A checkpoint of another program: its tensors by rules or a map, its layout by trying, believed by its own logits alone.
+
+What names cannot tell (rotary positions of neighbouring channels or of halves, the order in a fused tensor, the lift of a
+stored code) is tried, each way that fits, in the independent float64 reference; the one whose logits are those that came with
+the checkpoint is taken, and if none is, nothing is. The paper's released files are what this was written for; nobody has tried
+it on them yet.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file as load_arrays
+from safetensors.torch import load_file
+
+from tokencodes.codes import InterfaceSpec
+from tokencodes.codes.codebook import Given, matrix_hash
+from tokencodes.errors import CheckFailed, InputError
+from tokencodes.files import read_json
+from tokencodes.importing.fit import as_bits, fit, has_words, words_of, written
+from tokencodes.importing.names import GATE_UP, QKV, Mapped, mapping, read_map
+from tokencodes.importing.plain import TABLE, Imported, Weights, assembled
+from tokencodes.importing.readers import read_weights
+from tokencodes.interfaces import InputInterface, build_interface
+from tokencodes.verify import reference
+from tokencodes.verify.check import ROUNDOFF
+
+ALIASES = {
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "heads"),
+    "rms_norm_eps": ("rms_norm_eps", "norm_eps", "rms_eps", "eps", "layer_norm_epsilon"),
+    "rope_theta": ("rope_theta", "rope_base", "rotary_base", "theta"),
+    "max_position_embeddings": (
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "block_size",
+        "seq_len",
+        "context_length",
+        "n_ctx",
+    ),
+}
+ASSUMED = {"rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """Logits that came with a checkpoint: ids int64[N, T], logits float[N, T, V]."""
+
+    ids: NDArray[np.int64]
+    logits: NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to read what names cannot tell."""
+
+    rotary: str  # halves, neighbours
+    fused_qkv: str  # stacked, by head
+    gate_first: bool
+
+    def __str__(self) -> str:
+        return f"rotary by {self.rotary}, fused qkv {self.fused_qkv}, {'gate' if self.gate_first else 'up'} first"
+
+
+def read_beside(file: Path) -> Beside:
+    """`input_ids` and `logits` of a .safetensors or .npz file. InputError where they are not there, or do not fit each
+    other."""
+    try:
+        told = dict(np.load(file)) if file.suffix == ".npz" else load_arrays(file)
+    except Exception as error:  # each library has errors of its own
+        raise InputError(f"--logits {file}: cannot be read ({str(error).splitlines()[0]})") from None
+    if "input_ids" not in told or "logits" not in told:
+        raise InputError(f"--logits {file}: holds {', '.join(sorted(told)) or 'nothing'}; input_ids and logits are needed")
+    ids, logits = np.atleast_2d(told["input_ids"]).astype(np.int64), told["logits"]
+    logits = logits[None] if logits.ndim == 2 else logits
+    if logits.shape[:2] != ids.shape:
+        raise InputError(f"--logits {file}: input_ids {list(ids.shape)} and logits {list(logits.shape)} do not fit each other")
+    return Beside(ids, logits)
+
+
+def read_tensors(place: Path) -> Weights:
+    """The tensors of a folder, or of one .safetensors, .pt, .pth or .bin file; pickles are read as weights alone."""
+    if place.is_dir() and list(place.glob("*.safetensors")):
+        return read_weights(place)
+    files = [place] if place.is_file() else sorted([*place.glob("*.pt"), *place.glob("*.pth"), *place.glob("*.bin")])
+    if not files:
+        raise InputError(f"{place}: no .safetensors, .pt, .pth or .bin file; name one, or its folder")
+    found: Weights = {}
+    for file in files:
+        if file.suffix == ".safetensors":
+            found |= load_file(file)
+            continue
+        try:
+            told = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise InputError(f"{file}: cannot be read as weights ({str(error).splitlines()[0][:120]})") from None
+        for key in ("model", "state_dict", "model_state_dict"):
+            told = told[key] if isinstance(told, dict) and isinstance(told.get(key), dict) else told
+        found |= {name: value for name, value in told.items() if isinstance(value, torch.Tensor)}
+    return found
+
+
+def import_foreign(place: Path, map_file: Path | None, logits: Path | None, asked: str | None) -> tuple[Imported, list[Mapped]]:
+    """The model of another program's checkpoint, and what each of its tensors was taken for. InputError: unusable input.
+    CheckFailed: no reading of it gives the logits beside it."""
+    if logits is None:
+        raise InputError(
+            f"{place}: not a plain Llama, and it is believed only by its own logits; give --logits FILE with input_ids, logits"
+        )
+    beside, tensors = read_beside(logits), read_tensors(place)
+    found = mapping(list(tensors), read_map(map_file) if map_file else {})
+    config, assumed = read_config(place)
+    best = float("inf")
+    for way in ways(found):
+        weights, code = laid_out(tensors, found, way, config["num_attention_heads"])
+        for interface in interfaces_of(weights, code, asked):
+            apart, bound = difference(weights, interface, config, beside)
+            best = min(best, apart)
+            if apart <= bound:
+                model = _model(weights, interface, config, beside, place)
+                told = f"{interface.spec}; {way}" + (f"; assumed {', '.join(assumed)}" if assumed else "")
+                return Imported(model, told, f"{beside.ids.size} positions, logits up to {apart:.1e} from those given"), found
+    raise CheckFailed(
+        f"{place}: no reading of it gives the logits of {logits} (nearest: {best:.3g} apart); nothing was written"
+    )
+
+
+def read_config(place: Path) -> tuple[dict[str, Any], list[str]]:
+    """The numbers that weights do not show, under our names; and which of them were assumed."""
+    file = (place if place.is_dir() else place.parent) / "config.json"
+    told = read_json(file)
+    told = {**told, **told.get("rope_parameters", {})}
+    found = {ours: next((told[name] for name in names if told.get(name) is not None), None) for ours, names in ALIASES.items()}
+    if found["num_attention_heads"] is None:
+        raise InputError(f"{file}: the number of heads is not there; add num_attention_heads")
+    assumed = [f"{name} {value:g}" for name, value in ASSUMED.items() if found[name] is None]
+    return {**found, **{name: value for name, value in ASSUMED.items() if found[name] is None}}, assumed
+
+
+def ways(found: list[Mapped]) -> Iterator[Way]:
+    """Every way that these tensors could be laid out."""
+    fused = {tuple(name.split(".", 3)[-1].removesuffix(".weight") for name in one.ours) for one in found if len(one.ours) > 1}
+    layouts = ("stacked", "by head") if QKV in fused else ("stacked",)
+    for rotary, layout, gate_first in product(
+        ("halves", "neighbours"), layouts, (True, False) if GATE_UP in fused else (True,)
+    ):
+        yield Way(rotary, layout, gate_first)
+
+
+def laid_out(tensors: Weights, found: list[Mapped], way: Way, heads: int) -> tuple[Weights, Weights]:
+    """Their tensors under our names and in our layout, float32; and the code's own tensors."""
+    weights: Weights = {}
+    for one in found:
+        tensor = tensors[one.theirs]
+        if len(one.ours) > 1:
+            tensor = (
+                _by_head(tensor, heads, len(one.ours)) if "q_proj" in one.ours[0] and way.fused_qkv == "by head" else tensor
+            )
+            names = one.ours if way.gate_first or "gate" not in one.ours[0] else one.ours[::-1]
+            weights |= dict(zip(names, tensor.chunk(len(names)), strict=True))
+        elif one.ours:
+            weights[one.ours[0]] = tensor
+    code: Weights = {name: weights.pop(name) for name in ("codebook", "matrix", "offset") if name in weights}
+    for name, tensor in weights.items():
+        if way.rotary == "neighbours" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            rows, width = tensor.shape
+            tensor = tensor.view(heads, rows // heads // 2, 2, width).transpose(1, 2).reshape(rows, width)
+        weights[name] = tensor.float().contiguous()
+    return weights, code
+
+
+def _by_head(tensor: torch.Tensor, heads: int, parts: int) -> torch.Tensor:
+    """[q1; k1; v1; q2; ...] as [q; k; v]."""
+    rows, width = tensor.shape
+    return tensor.view(heads, parts, rows // heads // parts, width).transpose(0, 1).reshape(rows, width)
+
+
+def interfaces_of(weights: Weights, code: Weights, asked: str | None) -> Iterator[InputInterface]:
+    """What the input may be: the table's code or the table itself; a stored codebook or matrix behind each copying lift."""
+    size, width = weights["lm_head.weight"].shape if "lm_head.weight" in weights else (0, 0)
+    if not size:
+        raise InputError(
+            "no head among the tensors (lm_head.weight): a tied head would make the input trainable, and is not taken"
+        )
+    if asked is not None:
+        yield build_interface(InterfaceSpec.parse(asked), size, width)
+    elif TABLE in weights:
+        try:
+            yield fit(weights[TABLE].numpy())
+        except InputError:
+            yield build_interface(InterfaceSpec.parse("learned"), size, width)
+    elif not code:
+        raise InputError(
+            "neither an input table nor a code among the tensors; say by --map FILE which it is, or give --interface SPEC"
+        )
+    else:
+        for spec, given in specs_of(code, size):
+            for values, lift in product(("01", "pm1"), ("tile", "interleave", "pad")):
+                keys = ({"values": values} if values != "01" else {}) | ({"lift": lift} if lift != "tile" else {})
+                parsed = InterfaceSpec.parse(spec)
+                yield build_interface(
+                    InterfaceSpec.parse(written(spec, parsed.code_width(size), size, keys)), size, width, None, given
+                )
+
+
+def specs_of(code: Weights, size: int) -> Iterator[tuple[str, Given]]:
+    """Words that give a stored codebook bit for bit, or that a stored matrix and offset name, either way round."""
+    if "codebook" in code:
+        stored = code["codebook"].float().numpy()
+        bits = as_bits(stored)
+        if bits is None:
+            raise InputError("the stored codebook is not of bits; name its interface by --interface SPEC")
+        for words, given in words_of(bits, size):
+            spec = written(words, bits.shape[1], size, {})
+            if has_words(spec, given, bits):
+                yield spec, given
+        return
+    matrix = code["matrix"].numpy().astype(np.uint8) & 1
+    offset = code["offset"].numpy().astype(np.uint8) & 1 if "offset" in code else np.zeros(len(matrix), dtype=np.uint8)
+    for one in (matrix, matrix.T):
+        given = {"matrix": np.ascontiguousarray(one), "offset": offset}
+        yield f"gf2:matrix={matrix_hash(given)}", given
+
+
+def difference(weights: Weights, interface: InputInterface, config: dict[str, Any], beside: Beside) -> tuple[float, float]:
+    """The largest difference of the reference's logits from those given, and the bound of float32, on the first text first."""
+    arrays = {name: tensor.numpy() for name, tensor in weights.items() if name != TABLE}
+    table = weights[TABLE] if interface.spec.learned else interface.materialize()
+    shape = reference.Shape(config["num_attention_heads"], config["rope_theta"], config["rms_norm_eps"])
+    blocks, worst, bound = reference.layers(arrays), 0.0, 0.0
+    for ids, logits in zip(beside.ids, beside.logits, strict=True):
+        exact = reference.forward({**arrays, TABLE: table.numpy()}, shape, ids)
+        bound = max(bound, 32 * (blocks + 1) * ROUNDOFF * float(np.abs(exact).max()))
+        worst = max(worst, float(np.abs(exact - logits).max()))
+        if not worst <= bound:
+            break  # another way to read it
+    return worst, bound
+
+
+def _model(weights: Weights, interface: InputInterface, config: dict[str, Any], beside: Beside, place: Path) -> Any:
+    size, width = weights["lm_head.weight"].shape
+    told = {
+        "vocab_size": size,
+        "hidden_size": width,
+        "intermediate_size": len(weights["model.layers.0.mlp.gate_proj.weight"]),
+        "num_hidden_layers": reference.layers({name: np.empty(0) for name in weights}),
+        "num_attention_heads": config["num_attention_heads"],
+        "rms_norm_eps": config["rms_norm_eps"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]},
+        "max_position_embeddings": config["max_position_embeddings"] or beside.ids.shape[1],
+    }
+    table = weights.pop(TABLE, torch.empty(0))
+    return assembled(told, interface, weights, table, None, place)

@@ -1,0 +1,181 @@
+"""A plain Llama back as a compact model: its table is taken for the code that it says it is, or that can be found in it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokencodes.codes import InterfaceSpec, lift
+from tokencodes.codes.codebook import Given
+from tokencodes.errors import CheckFailed, InputError
+from tokencodes.export.agreement import LOOSE
+from tokencodes.export.runtimes import Runtime
+from tokencodes.importing.fit import affine, as_bits, fit, folded, order_of, verified
+from tokencodes.interfaces import InputInterface, build_interface
+from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
+from tokencodes.verify.check import drawn_ids
+from tokencodes.verify.forward import logit_bound
+
+TABLE = "model.embed_tokens.weight"
+PREFIX = "model.embed_tokens."
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(eq=False)
+class Plain:
+    """A plain Llama as it was read: configuration, tensors (table and head among them), what it says of its interface, and the
+    program that answers for it."""
+
+    place: Path
+    config: dict[str, Any]
+    weights: Weights
+    claim: str | None
+    tokenizer_sha256: str | None
+    runtime: Runtime
+
+
+@dataclass(eq=False)
+class Imported:
+    """The model, and in words how its interface was found and what was compared."""
+
+    model: TokenCodeForCausalLM
+    found: str
+    compared: str
+
+
+def compact(plain: Plain, asked: str | None) -> Imported:
+    """asked: the interface, where it is known; else the plain model's own word for it, else it is found.
+
+    InputError: a tied or incomplete model, a table that is not the code that it is said to be, or no code. CheckFailed: the
+    compact model's logits are not the plain one's.
+    """
+    refuse_tied(plain.config, plain.place)
+    weights = dict(plain.weights)
+    for name in (TABLE, "lm_head.weight"):
+        if name not in weights:
+            raise InputError(f"{plain.place}: no {name} in its files; take a complete copy of an untied Llama")
+    if plain.config.get("rope_scaling"):
+        raise InputError(f"{plain.place}: rope_scaling {plain.config['rope_scaling']}; only plain rotary positions are taken")
+    config = dict(plain.config)
+    config.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)})  # version 4
+    table = weights.pop(TABLE).float()
+    interface, found = interface_of_table(table.numpy(), asked, plain.claim, plain.place)
+    model = assembled(config, interface, weights, table, plain.tokenizer_sha256, plain.place)
+    ids = drawn_ids(model)
+    with torch.no_grad():
+        ours = model(ids).logits.numpy()
+    theirs = np.stack([plain.runtime.logits(row) for row in ids.numpy()])
+    apart, largest = float(np.abs(ours - theirs).max()), float(np.abs(theirs).max())
+    spec = interface.spec
+    exact = plain.runtime.exact and (spec.learned or spec.lift != "orthogonal")
+    if not apart <= (0.0 if exact else max(logit_bound(model, largest), LOOSE)):
+        raise CheckFailed(f"{plain.place}: the compact model's logits differ by up to {apart:.1e}; nothing was written")
+    told = "bit by bit" if apart == 0.0 else f"up to {apart:.1e}"
+    return Imported(model, found, f"{ids.numel()} positions: the logits of {plain.runtime.name} {told}")
+
+
+def refuse_tied(told: dict[str, Any], folder: Path) -> None:
+    """A tied configuration would put the table in the head's place, whatever the file holds, and report success."""
+    if told.get("tie_word_embeddings"):
+        raise InputError(
+            f"{folder}/config.json: tie_word_embeddings is true, so loading would overwrite the head by the input table; if "
+            "the model has a head of its own, set it to false there"
+        )
+
+
+def interface_of_table(table_VD: np.ndarray, asked: str | None, claim: str | None, place: Path) -> tuple[InputInterface, str]:
+    """The interface whose vectors are these, and how it was found."""
+    size, width = table_VD.shape
+    wanted = asked or claim
+    if wanted is None:
+        found = fit(table_VD)
+        return found, f"{found.spec}, found in the table"
+    spec = InterfaceSpec.parse(wanted)
+    said = f"{spec}, as {'asked for' if asked else 'config.json says'}"
+    if spec.learned:
+        return build_interface(spec, size, width), said
+    given = given_of(spec, table_VD)
+    if spec.words == "learned-code":
+        return build_interface(spec, size, width, None, given), said
+    interface = verified(str(spec), given, table_VD)
+    if interface is None and spec.lift == "orthogonal":  # a product: equal up to the last bits of this machine's
+        interface = build_interface(spec, size, width, None, given)
+        if not np.allclose(interface.materialize().numpy(), table_VD, rtol=0, atol=1e-5 * float(np.abs(table_VD).max())):
+            interface = None
+    if interface is None:
+        raise InputError(
+            f"{place}: its input table is not that of {str(spec)!r}; it was trained since, or is of another code. --interface "
+            "SPEC names another, --interface learned takes it as a trained table"
+        )
+    return interface, said
+
+
+def given_of(spec: InterfaceSpec, table_VD: np.ndarray) -> Given:
+    """What a spec names by hash, read off the table."""
+    given: Given = order_of(spec, table_VD) if spec.informed and spec.fixed else {}
+    if spec.matrix:
+        bits = next((as_bits(table_VD[:, shown]) for _, _, shown in folded(table_VD)), None)
+        solved = affine(bits) if bits is not None else None
+        if solved is None:
+            raise InputError(f"the input table holds no bits from which the matrix of {str(spec)!r} could be read")
+        given |= {"matrix": solved[0], "offset": solved[1]}
+    return given
+
+
+def assembled(
+    told: dict[str, Any],
+    interface: InputInterface,
+    weights: Weights,
+    table: torch.Tensor,
+    tokenizer_sha256: str | None,
+    place: Path,
+) -> TokenCodeForCausalLM:
+    """A model of this interface with these tensors for body and head. InputError where they are not all of them."""
+    leave = {"architectures", "model_type", "frozen_input", "tokencodes", "rope_theta", "rope_scaling", "torch_dtype", "dtype"}
+    kept = {key: value for key, value in told.items() if key not in leave and not key.startswith("transformers")}
+    config = TokenCodeConfig(**kept, interface=str(interface.spec), tokenizer_sha256=tokenizer_sha256)
+    model = TokenCodeForCausalLM(config, given_arrays(interface))
+    own = {name: value for name, value in model.state_dict().items() if name.startswith(PREFIX)}
+    spec = interface.spec
+    if spec.learned:
+        own[TABLE] = table
+    elif spec.words == "learned-code":
+        own[f"{PREFIX}coordinates"] = _coordinates(table, interface, place)
+    try:
+        model.load_state_dict(
+            {name: value.float() if value.is_floating_point() else value for name, value in {**weights, **own}.items()}
+        )
+    except RuntimeError as error:
+        told_lines = str(error).splitlines()
+        raise InputError(
+            f"{place}: not the tensors of a Llama of its shape ({' '.join(told_lines[:2]).strip()[:200]})"
+        ) from None
+    model.input_interface.check()
+    return model.eval()
+
+
+def given_arrays(interface: InputInterface) -> Given:
+    """What a spec names by hash, from an interface that has it."""
+    names = interface.spec.given if interface.spec.fixed else ()
+    return {name: interface.get_buffer(name).numpy() for name in names}
+
+
+def _coordinates(table: torch.Tensor, interface: InputInterface, place: Path) -> torch.Tensor:
+    """Trained coordinates, where the lift copies them."""
+    spec, (size, width) = interface.spec, table.shape
+    if spec.lift == "orthogonal":
+        raise InputError(
+            f"{place}: coordinates behind an orthogonal lift cannot be read off its table exactly; --interface learned"
+        )
+    count = spec.code_width(size)
+    shown = lift.columns(spec.lift, count, width)
+    first = [int(np.flatnonzero(shown == coordinate)[0]) for coordinate in range(count)]
+    z_VK = table[:, first]
+    lifted = torch.where(torch.from_numpy(shown >= 0), z_VK[:, torch.from_numpy(np.maximum(shown, 0))], 0.0)
+    if not torch.equal(lifted, table):
+        raise InputError(
+            f"{place}: its input table is no lift of {count} coordinates as {str(spec)!r} has them; --interface learned"
+        )
+    return z_VK

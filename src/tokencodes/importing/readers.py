@@ -1,0 +1,108 @@
+"""A plain Llama out of the formats that `export` writes: a transformers folder, a GGUF file, an ONNX graph."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from tokencodes.errors import InputError
+from tokencodes.export.runtimes import OnnxRuntime, Transformers
+from tokencodes.files import read_json
+from tokencodes.importing.plain import TABLE, Plain, Weights, refuse_tied
+
+
+def read_plain(place: Path) -> Plain | None:
+    """The plain Llama at a place; None where there is none, and another program may have made it."""
+    if place.suffix == ".gguf":
+        return read_gguf(place)
+    if place.is_dir() and not (place / "config.json").is_file() and len(list(place.glob("*.gguf"))) == 1:
+        return read_gguf(next(place.glob("*.gguf")))
+    if not (place / "config.json").is_file() or read_json(place / "config.json").get("model_type") != "llama":
+        return None
+    graph = place / "onnx" / "model.onnx"
+    return read_onnx(graph) if graph.is_file() and not list(place.glob("*.safetensors")) else read_folder(place)
+
+
+def read_folder(folder: Path) -> Plain:
+    """Of transformers."""
+    config = read_json(folder / "config.json")
+    refuse_tied(config, folder)  # before anything opens it
+    told = config.get("tokencodes", {})
+    weights = read_weights(folder)
+    runtime = Transformers.open(folder, torch.float32) if "lm_head.weight" in weights and TABLE in weights else None
+    if runtime is None:
+        raise InputError(f"{folder}: no table or no head of its own in its files; take a complete copy of an untied Llama")
+    return Plain(folder, config, weights, told.get("interface"), told.get("tokenizer_sha256"), runtime)
+
+
+def read_gguf(file: Path) -> Plain:
+    """By transformers' own reader. InputError: quantised, or of another architecture."""
+    import gguf
+
+    if not file.is_file():
+        raise InputError(f"{file}: no such file")
+    fields = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
+    if fields.get("general.architecture") != "llama":
+        raise InputError(f"{file}: of the architecture {fields.get('general.architecture')!r}; only llama is taken")
+    if fields["general.file_type"] == gguf.LlamaFileType.MOSTLY_Q8_0:
+        raise InputError(f"{file}: its weights are quantised, so the trained ones are not in it; take F32, F16 or BF16")
+    runtime = Transformers.open(file.parent, torch.float32, gguf_file=file.name)
+    config = runtime.model.config
+    config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # the file has it in float32
+    told = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+    weights = {name: tensor.clone() for name, tensor in runtime.model.state_dict().items()}
+    runtime.exact = False  # that epsilon
+    return Plain(file, told, weights, fields.get("tokencodes.interface"), fields.get("tokencodes.tokenizer_sha256"), runtime)
+
+
+def read_onnx(file: Path) -> Plain:
+    """A graph that `export` wrote: matrices are its initializers, turned; the table is its input stage's answer to every id."""
+    import onnx
+    from onnx import numpy_helper
+
+    from tokencodes.export.onnx_graph import INPUT_VECTORS
+
+    proto = onnx.load(file)
+    config = read_json(file.parent.parent / "config.json")
+    if INPUT_VECTORS not in {name for node in proto.graph.node for name in node.output}:
+        raise InputError(f"{file}: not a graph that `tokencodes export` wrote; import the model that it was made from")
+    weights: Weights = {}
+    for tensor in proto.graph.initializer:
+        if tensor.name.endswith(".weight") and tensor.name != TABLE:
+            array = numpy_helper.to_array(tensor)
+            weights[tensor.name] = torch.from_numpy(np.ascontiguousarray(array.T if array.ndim == 2 else array))
+    weights[TABLE] = torch.from_numpy(_input_table(proto, int(config["vocab_size"])))
+    props = {one.key: one.value for one in proto.metadata_props}
+    sha256 = props.get("tokenizer_sha256")
+    claim = None if sha256 in (None, "None") else sha256
+    return Plain(file, config, weights, props.get("interface"), claim, OnnxRuntime(file))
+
+
+def _input_table(proto: Any, size: int) -> np.ndarray:
+    import onnx
+    import onnxruntime
+
+    from tokencodes.export.onnx_graph import INPUT_VECTORS
+
+    part = onnx.utils.Extractor(proto).extract_model(["input_ids"], [INPUT_VECTORS])
+    session = onnxruntime.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"])
+    found: np.ndarray = session.run(None, {"input_ids": np.arange(size, dtype=np.int64)[None]})[0][0]
+    return found
+
+
+def read_weights(folder: Path) -> Weights:
+    """Every tensor of a folder's safetensors files."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise InputError(f"{folder}: no .safetensors file there; name a folder that has one")
+    found: Weights = {}
+    for file in files:
+        try:
+            found |= load_file(file)
+        except (SafetensorError, json.JSONDecodeError) as error:
+            raise InputError(f"{file}: damaged ({error}); take a new copy") from None
+    return found

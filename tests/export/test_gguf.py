@@ -1,0 +1,159 @@
+"""GGUF files: read back by another program's reader, complete in what llama.cpp asks for, exact where the code is."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.export.conftest import trained
+from tokencodes.cli import run as command
+from tokencodes.codes import InterfaceSpec
+from tokencodes.errors import InputError
+from tokencodes.export.exporting import export
+from tokencodes.importing.bringing import bring
+
+SPECS = ["learned", "binary", "gf2", "binary:values=pm1,lift=interleave", "gaussian:lift=pad,width=12"]
+
+
+def fields(file):
+    reader = gguf.GGUFReader(file)
+    return {name: field.contents() for name, field in reader.fields.items()}, {one.name: one for one in reader.tensors}
+
+
+def file_in(folder):
+    (file,) = folder.glob("*.gguf")
+    return file
+
+
+def by(found, name):
+    return next(one for one in found.runtimes if one.runtime.startswith(name))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_float32_logits_are_ours_in_another_reader(spec, make, tmp_path):
+    found = export(make(spec), "gguf", tmp_path / "out")
+    reader = by(found, "transformers")
+    assert reader.status == "agrees" and reader.largest_difference <= 1e-4 and reader.greedy_steps_equal == (64, 64)
+    assert found.input_table == "F32" and (file_in(tmp_path / "out")).is_file()
+
+
+def test_what_is_not_installed_is_not_run_and_never_agrees(make, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "llama_cpp", None)
+    found = export(make(), "gguf", tmp_path / "out")
+    assert by(found, "llama.cpp").status == "not run" and by(found, "llama.cpp").largest_difference is None
+    assert "| llama.cpp | - | not run: llama-cpp-python is not installed" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("weights", ["F32", "F16", "BF16", "Q8_0"])
+def test_the_real_runtime_agrees_where_it_is_installed(weights, make, tmp_path):
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: it is compiled at its installation")
+    runtime = by(export(make("gf2"), "gguf", tmp_path / "out", weights), "llama.cpp")
+    assert runtime.status == "agrees" and (weights != "F32" or runtime.largest_difference <= 1e-4)
+    assert weights not in ("F32", "F16") or runtime.greedy_steps_equal == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "weights", "table"),
+    [
+        ("binary", "F16", "F16"),
+        ("binary", "BF16", "BF16"),
+        ("binary", "Q8_0", "F16"),
+        ("binary:scale=0.3", "F16", "F32"),
+        ("binary:scale=1e-6", "Q8_0", "F32"),
+        ("binary:scale=131072", "Q8_0", "BF16"),
+    ],
+)
+def test_the_table_keeps_a_type_that_holds_the_code(spec, weights, table, make, tmp_path):
+    folder = make(spec, initializer_range=0.3)
+    found = export(folder, "gguf", tmp_path / "out", weights)
+    assert found.input_table == table
+    _, tensors = fields(file_in(tmp_path / "out"))
+    stored = tensors["token_embd.weight"]
+    shown = gguf.dequantize(stored.data, stored.tensor_type).reshape(-1, 64)
+    assert np.array_equal(shown, trained(spec).input_interface.materialize().numpy())
+    assert (
+        tensors["blk.0.ffn_up.weight"].tensor_type.name == weights and tensors["output_norm.weight"].tensor_type.name == "F32"
+    )
+
+
+def test_metadata_are_complete_and_token_0_is_a_token(make, tmp_path):
+    export(make("gf2", vocab_size=330), "gguf", tmp_path / "out")  # ten rows that no token has
+    told, tensors = fields(file_in(tmp_path / "out"))
+    shape = {
+        "context_length": 96,
+        "embedding_length": 64,
+        "block_count": 2,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 4,
+        "rope.dimension_count": 16,
+        "rope.freq_base": 10000.0,
+        "vocab_size": 330,
+    }
+    assert {key: told[f"llama.{key}"] for key in shape} == shape
+    assert told["tokenizer.ggml.bos_token_id"] == told["tokenizer.ggml.eos_token_id"] == 0
+    assert told["tokenizer.ggml.pre"] == "smollm" and told["tokenizer.ggml.add_bos_token"] is False
+    tokens, types = told["tokenizer.ggml.tokens"], told["tokenizer.ggml.token_type"]
+    assert len(tokens) == len(types) == 330 and tokens[0] == "<|endoftext|>" and tokens[-1] == "[PAD329]"
+    assert (types[0], types[5], types[-1]) == (gguf.TokenType.CONTROL, gguf.TokenType.NORMAL, gguf.TokenType.UNUSED)
+    assert told["tokencodes.frozen_input"] is True and told["tokencodes.interface"] == "gf2"
+    assert len(tensors) == 3 + 9 * 2 and tensors["output.weight"].shape.tolist() == [64, 330]
+
+
+def test_a_width_without_blocks_of_32_cannot_be_quantised(make, tmp_path, capsys):
+    asked = [
+        "export",
+        str(make(hidden_size=40, num_attention_heads=2)),
+        "--to",
+        "gguf",
+        "--type",
+        "Q8_0",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert command(asked) == 2 and "widths 40 and 96 are not multiples of 32; take F16" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_refused(make, tmp_path, tokenizer_path):
+    from tokencodes.export.gguf_file import pre_tokenizer_name
+
+    told = json.loads(tokenizer_path.read_text())
+    assert pre_tokenizer_name(told, tokenizer_path) == "smollm"
+    assert pre_tokenizer_name({**told, "pre_tokenizer": told["pre_tokenizer"]["pretokenizers"][1]}, tokenizer_path) == "gpt-2"
+    for change in ({"pre_tokenizer": None}, {"normalizer": {"type": "NFC"}}, {"pre_tokenizer": {"type": "Whitespace"}}):
+        with pytest.raises(InputError, match="has no rule that is known to cut text as this tokenizer does"):
+            pre_tokenizer_name({**told, **change}, tokenizer_path)
+
+
+def test_text_becomes_the_same_tokens_in_llama_cpp(make, tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: it is compiled at its installation")
+    from tokenizers import Tokenizer
+
+    export(make(), "gguf", tmp_path / "out")
+    model = llama_cpp.Llama(str(file_in(tmp_path / "out")), vocab_only=True, verbose=False)
+    own = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    for text in ("She was 1234 years\n\nold,  don't\tyou  ", "naïve café 東京 ½ x²", "  leading"):
+        assert model.tokenize(text.encode(), add_bos=False) == own.encode(text).ids
+
+
+@pytest.mark.parametrize("spec", ["learned", "gf2", "binary:ids=permuted", "gaussian:lift=pad,width=12"])
+def test_a_file_comes_back_as_what_it_was(spec, make, tmp_path):
+    folder = make(spec)
+    export(folder, "gguf", tmp_path / "out")
+    found = bring(file_in(tmp_path / "out"), tmp_path / "again", None, None, None, False)
+    assert found.interface["interface"] == str(InterfaceSpec.parse(spec))
+    old, new = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "again"))
+    assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
+    told = [json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "again")]
+    assert all(
+        told[0][key] == told[1][key] for key in ("rms_norm_eps", "rope_parameters", "codebook_sha256", "tokenizer_sha256")
+    )
+
+
+def test_a_quantised_file_does_not_come_back(make, tmp_path):
+    export(make(), "gguf", tmp_path / "out", "Q8_0")
+    with pytest.raises(InputError, match="its weights are quantised, so the trained ones are not in it"):
+        bring(tmp_path / "out", tmp_path / "again", None, None, None, False)

@@ -1,0 +1,203 @@
+"""A plain Llama leaves and comes back bit by bit, whatever the input is; and nothing that does not agree is left behind."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from tests.export.conftest import SHAPE
+from tokencodes.cli import run as command
+from tokencodes.codes import InterfaceSpec
+from tokencodes.errors import CheckFailed, InputError
+from tokencodes.export import exporting
+from tokencodes.export.exporting import export
+from tokencodes.importing.bringing import bring
+
+COPIED = [
+    "learned",
+    "binary",
+    "gf2",
+    "binary:ids=permuted",
+    "binary:values=pm1,lift=interleave",
+    "random:width=24,center=true,scale=match",
+    "gaussian:lift=pad,width=12",
+    "ecc:storage=computed",
+    "learned-code",
+]
+
+
+@pytest.mark.parametrize("spec", COPIED)
+def test_a_plain_llama_has_the_same_bits_and_comes_back_as_what_it_was(spec, make, tmp_path):
+    folder = make(spec)
+    found = export(folder, "llama", tmp_path / "plain")
+    (runtime,) = found.runtimes
+    assert (runtime.status, runtime.bitwise_equal, runtime.largest_difference) == ("agrees", True, 0.0)
+    assert runtime.greedy_steps_equal == (64, 64) and found.reference_difference < found.reference_bound
+    weights = load_file(tmp_path / "plain" / "model.safetensors")
+    known = LlamaForCausalLM(LlamaConfig(**SHAPE)).state_dict().keys()
+    assert weights.keys() == known  # no buffer that a runtime does not know
+    again = bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
+    assert again.interface["interface"] == str(InterfaceSpec.parse(spec))
+    old, new = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "again"))
+    assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
+
+
+def test_an_orthogonal_lift_agrees_within_rounding(make, tmp_path):
+    found = export(make("binary:lift=orthogonal"), "llama", tmp_path / "plain")
+    assert found.runtimes[0].status == "agrees" and found.runtimes[0].largest_difference <= 1e-4
+    assert "orthogonal" in bring(tmp_path / "plain", tmp_path / "again", None, None, None, False).found
+
+
+def test_the_configuration_is_for_readers_of_both_versions_and_says_that_the_input_is_frozen(make, tmp_path):
+    export(make("gf2"), "llama", tmp_path / "plain")
+    told = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert told["rope_theta"] == told["rope_parameters"]["rope_theta"] == 10000.0
+    assert told["torch_dtype"] == told["dtype"] == "float32" and told["tie_word_embeddings"] is False
+    assert told["frozen_input"] is True and told["tokencodes"]["interface"] == "gf2" and told["tokencodes"]["codebook_sha256"]
+    card = (tmp_path / "plain" / "README.md").read_text()
+    assert "Fine-tuning unfreezes it" in card and told["tokencodes"]["codebook_sha256"] in card
+    assert "costs ln 320 nats" in card and "No run record lies beside" in card
+    assert (
+        json.loads((tmp_path / "plain" / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+    )
+    assert AutoTokenizer.from_pretrained(tmp_path / "plain").decode([1, 2, 3])
+
+
+def test_a_learned_table_is_not_called_frozen(make, tmp_path):
+    export(make("learned"), "llama", tmp_path / "plain")
+    assert json.loads((tmp_path / "plain" / "config.json").read_text())["frozen_input"] is False
+    assert "unfreezes" not in (tmp_path / "plain" / "README.md").read_text()
+
+
+def test_stock_transformers_loads_and_generates_in_ten_lines(make, tmp_path):
+    from pathlib import Path
+
+    script = Path(__file__).parents[2] / "docs" / "generate.py"
+    assert sum(bool(line.strip()) for line in script.read_text().splitlines()) <= 10
+    export(make(), "llama", tmp_path / "plain")
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "plain"), "She was"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("She was") and len(done.stdout) > 12 and "tokencodes" not in script.read_text()
+
+
+def test_bfloat16_keeps_the_code_and_the_rotary_positions_exact(make, tmp_path):
+    found = export(make(), "llama", tmp_path / "plain", "BF16")
+    assert found.runtimes[0].status == "agrees" and found.runtimes[0].kl_mean < 5e-3 and not found.runtimes[0].bitwise_equal
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert model.dtype == torch.bfloat16 and model.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert set(model.get_input_embeddings().weight.float().unique().tolist()) == {0.0, 1.0}
+
+
+def test_a_code_that_a_type_cannot_hold_is_refused(make, tmp_path):
+    with pytest.raises(InputError, match=r"--type BF16: the fixed code 'binary:scale=0\.3' is not exact in it"):
+        export(make("binary:scale=0.3"), "llama", tmp_path / "plain", "BF16")
+    assert not (tmp_path / "plain").exists()
+
+
+def test_what_does_not_agree_is_deleted_and_reported(make, tmp_path, monkeypatch):
+    true = exporting.Source.plain_weights
+
+    def wrong(self):
+        for name, tensor in true(self):
+            yield name, tensor + 1e-3 if name == "model.layers.1.mlp.up_proj.weight" else tensor
+
+    monkeypatch.setattr(exporting.Source, "plain_weights", wrong)
+    folder = make()
+    with pytest.raises(
+        CheckFailed, match="not made, because transformers does not agree with our model: logits differ by up to"
+    ):
+        export(folder, "llama", tmp_path / "plain")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_folder_is_replaced_by_force_alone_and_only_if_it_was_made_here(make, tmp_path, capsys):
+    asked = ["export", str(make()), "--to", "llama", "--out", str(tmp_path / "plain")]
+    assert command(asked) == 0
+    before = (tmp_path / "plain" / "certificate.json").stat().st_mtime_ns
+    assert command(asked) == 2
+    assert "is there already; name another --out, or --force" in capsys.readouterr().err
+    assert (tmp_path / "plain" / "certificate.json").stat().st_mtime_ns == before
+    assert command([*asked, "--force"]) == 0
+    assert (tmp_path / "plain" / "certificate.json").stat().st_mtime_ns > before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    assert command([*asked[:-1], str(tmp_path / "mine"), "--force"]) == 2
+    assert "it was not made by export" in capsys.readouterr().err and (tmp_path / "mine" / "thesis.txt").is_file()
+
+
+def test_no_space_and_an_interruption_leave_nothing(make, tmp_path, monkeypatch, capsys):
+    folder = make()
+    monkeypatch.setattr("tokencodes.files.shutil.disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
+    assert command(["export", str(folder), "--to", "llama", "--out", str(tmp_path / "plain")]) == 2
+    assert "GB are free; name another --out" in capsys.readouterr().err
+    monkeypatch.undo()
+
+    def interrupted(*told):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "write_card", interrupted)
+    assert command(["export", str(folder), "--to", "llama", "--out", str(tmp_path / "plain")]) == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_tied_configuration_is_not_believed(make, tmp_path):
+    export(make(), "llama", tmp_path / "plain")
+    file = tmp_path / "plain" / "config.json"
+    file.write_text(file.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    with pytest.raises(InputError, match="tie_word_embeddings is true, so loading would overwrite the head by the input table"):
+        bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_table_that_was_trained_since_is_no_code_any_more(make, tmp_path):
+    export(make(), "llama", tmp_path / "plain")
+    file = tmp_path / "plain" / "model.safetensors"
+    weights = load_file(file)
+    weights["model.embed_tokens.weight"][7, 3] += 1e-4
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match="is not that of 'binary'; it was trained since"):
+        bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
+    assert bring(tmp_path / "plain", tmp_path / "again", "learned", None, None, False).interface["interface"] == "learned"
+
+
+@pytest.mark.parametrize(("size", "said"), [(280, "320 entries, but the model knows 280 tokens"), (2000, "knows 2,000 tokens")])
+def test_a_tokenizer_of_another_vocabulary_is_refused(size, said, make, tmp_path):
+    with pytest.raises(InputError, match=said):
+        export(make(vocab_size=size), "llama", tmp_path / "plain")
+
+
+def test_another_tokenizer_of_that_size_is_refused(make, tmp_path):
+    folder = make()
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text() + "\n")
+    with pytest.raises(InputError, match="but the model was trained with the tokenizer"):
+        export(folder, "llama", tmp_path / "plain")
+
+
+def test_of_a_run_the_newest_checkpoint_is_taken_and_said(dataset, tmp_path, tokenizer_path, capsys):
+    from tests.conftest import tiny_study
+    from tokencodes.train.metrics import Silent
+    from tokencodes.train.run import train
+
+    train(tiny_study(dataset.path).run("gf2", 1), dataset, tmp_path / "gf2" / "seed-1", Silent())
+    assert command(["export", str(tmp_path / "gf2" / "seed-1"), "--to", "llama", "--out", str(tmp_path / "out"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["checkpoint"].endswith("checkpoints/update-00000008") and told["runtimes"][0]["texts"] == 8
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Arm `gf2`, run seed 1" in card and "8 updates, 512 targets processed" in card
+    assert card.startswith("---\n") and "# gf2-seed-1" in card
+
+
+def test_an_export_of_other_names_is_refused(make, tmp_path, capsys):
+    for more, said in (
+        (["--to", "mlx"], "--to 'mlx': known: llama, gguf, onnx"),
+        (["--to", "onnx", "--type", "Q8_0"], "--type 'Q8_0'"),
+    ):
+        assert command(["export", str(make()), *more, "--out", str(tmp_path / "x")]) == 2
+        assert said in capsys.readouterr().err
+        shutil.rmtree(tmp_path / "model")

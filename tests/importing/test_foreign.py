@@ -1,0 +1,175 @@
+"""Checkpoints of other programs: other names, fused and interleaved tensors, stored codes; believed by their logits alone."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.export.conftest import SHAPE, trained
+from tokencodes import TokenCodeForCausalLM
+from tokencodes.cli import run as command
+from tokencodes.errors import CheckFailed, InputError
+from tokencodes.importing.bringing import bring
+from tokencodes.importing.names import mapping
+
+HEADS, CHANNELS = 4, 16
+NAMES = {
+    "model.norm": "ln_f",
+    "lm_head": "head",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn.wq",
+    "self_attn.k_proj": "attn.wk",
+    "self_attn.v_proj": "attn.wv",
+    "self_attn.o_proj": "attn.wo",
+    "mlp.gate_proj": "ffn.w1",
+    "mlp.up_proj": "ffn.w3",
+    "mlp.down_proj": "ffn.w2",
+}
+
+
+def theirs(model, prefix="module.", neighbours=False, fused=None, up_first=False):
+    """The tensors of a model as another program may have them."""
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if name.startswith("model.embed_tokens."):
+            continue
+        path = name.removesuffix(".weight")
+        if neighbours and path.endswith(("q_proj", "k_proj")):
+            tensor = tensor.view(HEADS, 2, CHANNELS // 2, -1).transpose(1, 2).reshape(tensor.shape)
+        if path.startswith("model.layers."):
+            number, _, part = path.removeprefix("model.layers.").partition(".")
+            path = f"blocks.{number}.{NAMES[part]}"
+        else:
+            path = NAMES[path]
+        found[f"{prefix}{path}.weight"] = tensor.clone()
+    for number in range(SHAPE["num_hidden_layers"]) if fused else ():
+        qkv = [found.pop(f"{prefix}blocks.{number}.attn.w{part}.weight") for part in "qkv"]
+        if fused == "by head":
+            qkv = [part.view(HEADS, CHANNELS, -1) for part in qkv]
+            whole = torch.stack(qkv, dim=1).reshape(-1, qkv[0].shape[-1])
+        else:
+            whole = torch.cat(qkv)
+        found[f"{prefix}blocks.{number}.attn.wqkv.weight"] = whole
+        pair = [found.pop(f"{prefix}blocks.{number}.ffn.{part}.weight") for part in ("w1", "w3")]
+        found[f"{prefix}blocks.{number}.ffn.w13.weight"] = torch.cat(pair[::-1] if up_first else pair)
+    return found
+
+
+@pytest.fixture
+def leave(tmp_path):
+    """Writes such a checkpoint with logits beside it."""
+
+    def write(model, tensors, as_pickle=False):
+        folder = tmp_path / "theirs"
+        folder.mkdir()
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        if as_pickle:
+            torch.save({"model": tensors, "step": 7}, folder / "ckpt.pt")
+        else:
+            save_file(tensors, folder / "weights.safetensors")
+        (folder / "config.json").write_text(
+            json.dumps({"n_heads": HEADS, "norm_eps": 1e-5, "rope_base": 10000.0, "block_size": 96})
+        )
+        ids = torch.randint(0, 320, (2, 24), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            save_file({"input_ids": ids, "logits": model(ids).logits}, tmp_path / "logits.safetensors")
+        return folder, tmp_path / "logits.safetensors", ids
+
+    return write
+
+
+def same(model, folder, ids):
+    with torch.no_grad():
+        return torch.equal(model(ids).logits, TokenCodeForCausalLM.from_pretrained(folder).eval()(ids).logits)
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize("fused", [None, "stacked", "by head"])
+@pytest.mark.parametrize("up_first", [False, True])
+def test_every_layout_is_found_by_its_logits(neighbours, fused, up_first, leave, tmp_path):
+    model = trained("gf2")
+    tensors = theirs(model, neighbours=neighbours, fused=fused, up_first=up_first)
+    tensors["module.embedding.codebook"] = model.state_dict()["model.embed_tokens.codebook"].to(torch.int64)
+    folder, logits, ids = leave(model, tensors)
+    found = bring(folder, tmp_path / "ours", None, None, logits, False)
+    assert found.interface["interface"] == "gf2" and same(model, tmp_path / "ours", ids)
+    assert ("neighbours" in found.found) == neighbours and len(found.mapping) == len(tensors)
+
+
+@pytest.mark.parametrize("spec", ["binary", "gf2:affine=true", "binary:values=pm1,lift=interleave", "learned"])
+def test_a_written_out_table_will_do(spec, leave, tmp_path):
+    model = trained(spec)
+    tensors = theirs(model, prefix="")
+    tensors["wte.weight"] = model.input_interface.materialize()
+    tensors["blocks.0.attn.rotary_emb.inv_freq"] = torch.ones(8)
+    folder, logits, ids = leave(model, tensors, as_pickle=True)
+    found = bring(folder, tmp_path / "ours", None, None, logits, False)
+    assert same(model, tmp_path / "ours", ids)
+    assert found.interface["interface"].split(":")[0] == spec.split(":")[0]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_matrix_and_an_offset_will_do_either_way_round(transposed, leave, tmp_path):
+    model = trained("gf2:affine=true")
+    tensors = theirs(model)
+    state = model.state_dict()
+    matrix = state["model.embed_tokens.matrix"]
+    tensors["module.embedding.A"] = (matrix.T if transposed else matrix).float()
+    tensors["module.embedding.offset"] = state["model.embed_tokens.offset"].float()
+    tensors["module.embedding.powers"] = 2 ** torch.arange(9)
+    folder, logits, ids = leave(model, tensors)
+    bring(folder, tmp_path / "ours", None, None, logits, False)
+    assert same(model, tmp_path / "ours", ids)
+
+
+def test_a_map_says_what_no_rule_knows(leave, tmp_path, capsys):
+    model = trained("binary")
+    tensors = {name.replace("attn.wo", "attn.zz"): tensor for name, tensor in theirs(model, "net.").items()}
+    tensors["net.junk"] = torch.ones(3)
+    folder, logits, ids = leave(model, tensors)
+    asked = ["import", str(folder), "--out", str(tmp_path / "ours"), "--logits", str(logits), "--interface", "binary"]
+    assert command(asked) == 2
+    assert "tensors have names that no rule knows, first 'net.blocks.0.attn.zz.weight'" in capsys.readouterr().err
+    rules = {"net.blocks.{n}.attn.zz.weight": "model.layers.{n}.self_attn.o_proj.weight", "net.junk": None}
+    (tmp_path / "map.json").write_text(json.dumps(rules))
+    assert command([*asked, "--map", str(tmp_path / "map.json")]) == 0
+    told = capsys.readouterr().out
+    assert "map file" in told and "model.layers.1.self_attn.o_proj.weight" in told and same(model, tmp_path / "ours", ids)
+
+
+def test_other_logits_are_not_believed_and_nothing_is_written(leave, tmp_path):
+    model = trained("gf2")
+    tensors = theirs(model)
+    tensors["module.codebook"] = model.state_dict()["model.embed_tokens.codebook"]
+    tensors["module.blocks.1.ffn.w2.weight"][0, 0] += 0.05
+    folder, logits, _ = leave(model, tensors)
+    with pytest.raises(CheckFailed, match="no reading of it gives the logits"):
+        bring(folder, tmp_path / "ours", None, None, logits, False)
+    with pytest.raises(InputError, match="it is believed only by its own logits; give --logits"):
+        bring(folder, tmp_path / "ours", None, None, None, False)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_unusable_logits_heads_and_maps_are_one_line(leave, tmp_path):
+    model = trained("binary")
+    folder, logits, ids = leave(model, theirs(model))
+    np.savez(tmp_path / "empty.npz", input_ids=ids.numpy())
+    for file, said in ((tmp_path / "empty.npz", "input_ids and logits are needed"), (tmp_path / "no.npz", "cannot be read")):
+        with pytest.raises(InputError, match=said):
+            bring(folder, tmp_path / "ours", None, None, file, False)
+    with pytest.raises(InputError, match="neither an input table nor a code among the tensors"):
+        bring(folder, tmp_path / "ours", None, None, logits, False)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="the number of heads is not there"):
+        bring(folder, tmp_path / "ours", "binary", None, logits, False)
+    (tmp_path / "map.json").write_text('{"a.{n}": "b"}')
+    with pytest.raises(InputError, match="stands on one side only"):
+        bring(folder, tmp_path / "ours", "binary", tmp_path / "map.json", logits, False)
+
+
+def test_two_tensors_that_would_be_the_same_are_refused():
+    with pytest.raises(InputError, match=r"would both be model\.norm\.weight"):
+        mapping(["ln_f.weight", "norm.weight"], {})

@@ -1,0 +1,148 @@
+"""The hub, at a local stand-in that speaks as much of its protocol as huggingface_hub asks for."""
+
+import base64
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+from tests.export.conftest import saved, trained
+from tokencodes.cli import run as command
+from tokencodes.errors import InputError
+from tokencodes.export.exporting import export
+from tokencodes.hub import fetch, push
+
+COMMIT = "a" * 40
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """One repository in memory: files by name."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    objects: ClassVar[dict[str, bytes]] = {}
+
+    def log_message(self, *told):
+        pass
+
+    def answer(self, value, status=200, **headers):
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(status)
+        for name, told in {"Content-Length": str(len(data)), "X-Repo-Commit": COMMIT, **headers}.items():
+            self.send_header(name.replace("_", "-"), told)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def body(self):
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def do_POST(self):
+        address, data = f"http://{self.headers['Host']}", self.body()
+        if self.path == "/api/repos/create":
+            told = json.loads(data)
+            self.answer({"url": f"{address}/{told.get('organization', 'me')}/{told['name']}", "name": told["name"]})
+        elif self.path == "/api/validate-yaml":
+            self.answer({"errors": [], "warnings": []})
+        elif "/preupload/" in self.path:
+            files = json.loads(data)["files"]
+            self.answer(
+                {"files": [{"path": one["path"], "uploadMode": self.mode(one), "shouldIgnore": False} for one in files]}
+            )
+        elif self.path.endswith("/info/lfs/objects/batch"):
+            objects = json.loads(data)["objects"]
+            done = [{**one, "actions": {"upload": {"href": f"{address}/objects/{one['oid']}"}}} for one in objects]
+            self.answer({"transfer": "basic", "objects": done}, Content_Type="application/vnd.git-lfs+json")
+        elif "/commit/" in self.path:
+            for line in data.splitlines():
+                told = json.loads(line)
+                if told["key"] == "file":
+                    self.files[told["value"]["path"]] = base64.b64decode(told["value"]["content"])
+                elif told["key"] == "lfsFile":
+                    self.files[told["value"]["path"]] = self.objects[told["value"]["oid"]]
+            self.answer({"commitUrl": f"{address}/me/model/commit/{COMMIT}", "commitOid": COMMIT})
+        else:
+            self.answer({}, 404)
+
+    def mode(self, one):
+        return "lfs" if one["path"].endswith(".safetensors") else "regular"
+
+    def do_PUT(self):
+        self.objects[self.path.rpartition("/")[2]] = self.body()
+        self.answer({})
+
+    def do_GET(self):
+        if self.path.startswith("/api/models/me/model/tree/"):
+            kind = {"type": "file", "oid": COMMIT}
+            self.answer([{**kind, "path": name, "size": len(data)} for name, data in self.files.items()])
+        elif self.path.startswith("/api/models/me/model"):
+            told = {"id": "me/model", "sha": COMMIT, "siblings": [{"rfilename": name} for name in self.files]}
+            self.answer({**told, "private": True, "tags": [], "downloads": 0, "likes": 0})
+        elif "/resolve/" in self.path and self.path.startswith("/me/model/"):
+            name = self.path.partition("/resolve/")[2].partition("/")[2]
+            data = self.files.get(name)
+            if data is None:
+                self.answer({}, 404, X_Error_Code="EntryNotFound")
+            else:
+                self.answer(data, ETag=f'"{hashlib.sha256(data).hexdigest()}"')
+        else:
+            self.answer({}, 404, X_Error_Code="RepoNotFound")
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A stand-in that is asked instead of huggingface.co."""
+    import huggingface_hub.constants as constants
+
+    StandIn.files, StandIn.objects = {}, {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    for name in ("ENDPOINT",):
+        monkeypatch.setattr(constants, name, address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_none")
+    yield StandIn
+    server.shutdown()
+
+
+def test_a_dry_run_shows_every_file_and_sends_nothing(hub, tmp_path, tokenizer_path, capsys):
+    export(saved(trained("gf2"), tmp_path / "model", tokenizer_path), "llama", tmp_path / "out")
+    assert command(["push", str(tmp_path / "out"), "me/model", "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sent"] is False and {one["name"] for one in told["files"]} >= {
+        "model.safetensors",
+        "README.md",
+        "certificate.json",
+    }
+    assert all(one["bytes"] == (tmp_path / "out" / one["name"]).stat().st_size for one in told["files"]) and not hub.files
+
+
+def test_what_goes_up_comes_down_and_is_the_same_model(hub, tmp_path, tokenizer_path, capsys):
+    export(saved(trained("gf2"), tmp_path / "model", tokenizer_path), "llama", tmp_path / "out")
+    sent = push(tmp_path / "out", "me/model")
+    assert {one.name: one.bytes for one in sent} == {
+        name: len(data) for name, data in hub.files.items() if name != ".gitattributes"
+    }
+    folder = fetch("me/model")
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert command(["import", "me/model", "--out", str(tmp_path / "again")]) == 0
+    assert "gf2, as config.json says" in capsys.readouterr().out
+
+
+def test_what_is_not_there_or_not_certified_is_one_line(hub, tmp_path):
+    with pytest.raises(InputError, match="me/other: no such path here, and as a hub id it could not be had"):
+        fetch("me/other")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=r"only what `tokencodes export` or `import` made and checked is pushed"):
+        push(tmp_path / "folder", "me/model")
+    (tmp_path / "folder" / "certificate.json").write_text("{}")
+    with pytest.raises(InputError, match="a repository is OWNER/NAME"):
+        push(tmp_path / "folder", "model")
