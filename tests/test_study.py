@@ -161,9 +161,28 @@ def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrast
     assert compare(study, tmp_path, Silent(), stop)
     assert len(list(tmp_path.glob("*/*/evaluation/evaluation.json"))) == 4
     page = write_report(tmp_path)[0].read_text()
-    assert "these interfaces, over 2 seeds" in page or "2 seeds do not tell these interfaces apart" in page
+    assert "interfaces, over 2 run seeds" in page
     for words in ("binary - learned", "CommonsenseQA", "LAMBADA", "Audit"):
         assert words in page
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/evaluation/*.json*")}
     assert compare(study, tmp_path, Silent())
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/evaluation/*.json*")}
+    other = tiny_study(dataset.path, model=model, arms=arms, evaluation={**told, "suite": "lambada"})
+    assert compare(other, tmp_path, Silent())  # another suite: the old results are kept aside
+    assert len(list(tmp_path.glob("*/*/evaluation-1/evaluation.json"))) == 4
+    assert read_json(tmp_path / "binary" / "seed-1" / "evaluation" / "evaluation.json")["identity"]["benchmarks"] == ["lambada"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"suite": "lambda"}, "did you mean 'lambada'"),
+        ({"data": "/nowhere"}, "no such file; its lines have SHA-256"),
+        ({"context": 4096}, "evaluation.context 4096: the models read 16 tokens at most"),
+    ],
+)
+def test_a_suite_that_cannot_be_scored_is_refused_before_training(change, said, dataset, real_data, tmp_path):
+    told = {"suite": "lambada", "data": str(real_data / "eval"), **change}
+    with pytest.raises(InputError, match=said):
+        compare(tiny_study(dataset.path, evaluation=told), tmp_path / "study", Silent())
+    assert not list(tmp_path.glob("study/*/*/metrics.jsonl"))

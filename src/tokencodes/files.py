@@ -75,7 +75,9 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number}: damaged ({error.msg}); take a copy, or train the run anew") from None
+            raise InputError(
+                f"{path}, line {number}: damaged ({error.msg}); take a copy, or remove it and make it anew"
+            ) from None
     return records
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def _hold(held: ExitStack, out: Path, told: dict[str, Any]) -> None:
 
 
 def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop, world: World) -> bool:
+    world.on_first(lambda: _check_evaluation(study))  # before hours of training
     dataset = open_together(study.data, out, observer.say, world)
     held_out = held_out_windows(dataset, study.model.context, study.heldout.windows)
     world.on_first(lambda: _describe(study, out, text, dataset, held_out))
@@ -87,9 +89,23 @@ class _Stopped(Exception):
     """A stop was asked for in the midst of an evaluation."""
 
 
+def _check_evaluation(study: StudyConfig) -> None:
+    """InputError where a suite is named that could not be scored."""
+    asked = study.evaluation
+    if not asked.suite:
+        return
+    from tokencodes.evaluate.suites import benchmarks
+    from tokencodes.evaluate.tasks import check_rows, harness
+
+    harness()
+    check_rows(benchmarks(asked.suite), Path(asked.data) if asked.data else None)
+    if asked.context is not None and asked.context > study.model.context:
+        raise InputError(f"evaluation.context {asked.context}: the models read {study.model.context} tokens at most")
+
+
 def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> bool:
     """Scores every run on the suite; False if a stop was asked for: what is scored by then is kept."""
-    from tokencodes.evaluate.evaluation import Asking, evaluate
+    from tokencodes.evaluate.evaluation import Asking, evaluate, identity, kept_evaluation, same
     from tokencodes.evaluate.language_model import context_limit
     from tokencodes.evaluate.subject import open_evaluated
     from tokencodes.evaluate.suites import benchmarks
@@ -104,8 +120,15 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
         subject = open_evaluated(str(out / name / "model"), None, study.engine.device, "float32")
         limit = context_limit(subject.model.config, asked.context)
         asking = Asking(chosen, Path(asked.data) if asked.data else None, limit, subject.texts.prefix, asked.documents)
+        place = out / name / "evaluation"
+        kept = kept_evaluation(place)
+        if kept is not None and not same(kept["identity"], identity(subject, asking)):
+            places = (place.with_name(f"evaluation-{number}") for number in count(1))
+            aside = next(one for one in places if not one.exists())
+            observer.say(f"{place}: another evaluation, now {aside.name}")
+            place.rename(aside)
         try:
-            evaluate(subject, asking, out / name / "evaluation", progress=progress, say=observer.say)
+            evaluate(subject, asking, place, progress=progress, say=observer.say)
         except _Stopped:
             return False
     return True

@@ -7,16 +7,20 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.conftest import tiny_study
+from tests.evaluate.conftest import tiny
 from tokencodes.cli import run as command
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.evaluate.audit import difference, multiset, read_records
-from tokencodes.evaluate.contrast import compared, contrast, open_evaluation, sides, verdict
+from tokencodes.evaluate.contrast import Contrast, compared, contrast, open_evaluation, sides
 from tokencodes.evaluate.evaluation import Asking, evaluate
+from tokencodes.evaluate.paired import Difference
 from tokencodes.evaluate.second import check, sample
-from tokencodes.evaluate.subject import open_evaluated
+from tokencodes.evaluate.subject import open_evaluated, weights_sha256
 from tokencodes.evaluate.suites import benchmarks
+from tokencodes.evaluate.verdicts import verdict
 from tokencodes.report.contrasts import write_contrast
 from tokencodes.report.evaluations import write_evaluation
 from tokencodes.train.metrics import Silent
@@ -114,11 +118,52 @@ def test_two_evaluations_are_contrasted_and_seeds_are_paired(evaluated, tmp_path
         assert (tmp_path / name / "contrast.csv").read_text().count("\n") == len(told["contrasts"]) + 1
 
 
-def test_a_model_against_itself_shows_no_difference(evaluated):
+def contrast_of(endpoint=True, adjusted=0.5, equivalence=0.5, each=(), **told):
+    told = {"estimate": 0.01, "error": 0.004, "low": 0.002, "high": 0.018, "p": 0.01, "documents": 9, "clusters": 9} | told
+    difference = Difference(identical=told.pop("identical", False), **told)
+    return Contrast("piqa", "acc", endpoint, 0.5, 0.51, difference, each, None, 0.01, equivalence, adjusted, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (contrast_of(adjusted=0.01), "these checkpoints differ: b is better (+1.00 points)"),
+        (contrast_of(adjusted=0.01, low=-0.001), "these documents do not tell these checkpoints apart (+1.00 points; 2.00 "),
+        (contrast_of(equivalence=0.01), "these checkpoints differ by less than the margin of 1.00 points (+1.00 points)"),
+        (contrast_of(), "these documents do not tell these checkpoints apart (+1.00 points; 2.00 points would be found with"),
+        (contrast_of(each=(0.01, 0.01)), "2 seeds do not tell these checkpoints apart"),
+        (contrast_of(error=0.0, low=math.nan, high=math.nan), "all differences are equal (+1.00 points), so no error can"),
+        (contrast_of(identical=True, error=0.0), "the same on every one of these documents"),
+        (contrast_of(endpoint=False, adjusted=0.01), "not declared before: these checkpoints differ"),
+    ],
+)
+def test_no_more_is_said_than_was_shown(found, said):
+    assert verdict(found, "a", "b", "checkpoints").startswith(said)
+
+
+def test_the_same_weights_another_dtype_or_checkpoints_for_seeds_are_not_contrasted(evaluated, tmp_path):
     one = open_evaluation(evaluated / "learned" / "seed-1")
-    for found in contrast(one, one):
-        assert found.difference.estimate == 0 and found.adjusted == 1.0 and math.isnan(found.equivalence)
-        assert verdict(found, "a", "b") == "the same on every one of these documents"
+    with pytest.raises(InputError, match="evaluations of the same weights"):
+        contrast(one, one)
+    for name, change in (("dtype", {"dtype": "bfloat16"}), ("update", {"update": 4}), ("weights", {})):
+        shutil.copytree(evaluated / "learned", tmp_path / name / "learned")
+        file = tmp_path / name / "learned" / "seed-2" / "evaluation.json"
+        told = json.loads(file.read_text())
+        first = json.loads((evaluated / "learned" / "seed-1" / "evaluation.json").read_text())["identity"]
+        told["identity"] |= change or {"weights_sha256": first["weights_sha256"]}
+        file.write_text(json.dumps(told))
+    with pytest.raises(InputError, match="seed-2 in bfloat16: rounding would pass for a difference"):
+        compared(sides(evaluated / "binary" / "seed-2", tmp_path / "dtype" / "learned" / "seed-2"))
+    for name, said in (("update", "not checkpoints of a run"), ("weights", "so no seed of its own")):
+        with pytest.raises(InputError, match=said):
+            compared(sides(tmp_path / name / "learned", evaluated / "binary"))
+
+
+def test_other_recipes_are_not_put_down_to_the_interface(evaluated):
+    pairs = sides(evaluated / "learned", evaluated / "binary")
+    told = compared(pairs, same_recipe=False)
+    assert told["level"] == "these interfaces, over 2 run seeds, of which recipes differ too"
+    assert len(sides(evaluated / "learned", evaluated / "binary", {"seed-2"})) == 1
 
 
 def test_other_requests_are_not_contrasted_and_it_is_said_which(evaluated, runs, real_data, tmp_path):
@@ -158,7 +203,8 @@ def test_the_second_scorer_finds_a_wrong_score(runs, evaluated):
 
 
 def test_pages_and_tables_are_written(evaluated):
-    page = write_evaluation(evaluated / "learned" / "seed-1").read_text()
+    folder = evaluated / "learned" / "seed-1"
+    page = write_evaluation([folder], folder).read_text()
     for words in (
         "Results beside the paper&#39;s Table 3",
         "Audit",
@@ -190,6 +236,11 @@ def test_a_damaged_or_missing_file_of_rows_is_named(real_data, tmp_path, capsys)
     ]
     assert command(asked) == 2
     assert "piqa_validation.jsonl.gz: its lines have SHA-256" in capsys.readouterr().err
+    broken = bytearray(gzip.compress(data))
+    broken[len(broken) // 2] ^= 255
+    rows.write_bytes(broken)
+    assert command(asked) == 2
+    assert "piqa_validation.jsonl.gz: damaged" in capsys.readouterr().err
     rows.unlink()
     assert command(asked) == 2
     assert "piqa_validation.jsonl.gz: no such file; its lines have SHA-256 61533005" in capsys.readouterr().err
@@ -211,6 +262,7 @@ def test_bad_input_is_one_line(runs, real_data, tmp_path, capsys):
             "was trained with the tokenizer",
         ),
         ([run, "--suite", "lambada", "--prefix-token", "400", *data], "--prefix-token 400: the tokenizer's ids are 0 to 319"),
+        ([run, "--suite", "lambada", "--context", "0", *data], "--context"),
         ([run, "--suite", "lambada", "--dtype", "int8", *data], "--dtype 'int8': known: float32, bfloat16, float16"),
         ([str(tmp_path / "nothing"), "--suite", "lambada", *data], "no model that can be read"),
     ):
@@ -239,3 +291,30 @@ def test_every_checkpoint_of_a_run_makes_curves(runs, real_data, tmp_path, capsy
     assert "<svg" in page and "Endpoints over checkpoints of one run" in page
     assert command(["evaluate", str(run / "model"), "--every-checkpoint", "--data", "x", "--out", str(tmp_path / "b")]) == 2
     assert "--every-checkpoint wants one" in capsys.readouterr().err
+
+
+def test_an_audit_of_a_draw_needs_no_document_of_every_subject(real_data, capsys):
+    asked = ["audit", "--suite", "mmlu_0", "--documents", "5", "--data", str(real_data / "eval"), "--json"]
+    assert command([*asked, "--tokenizer", str(real_data / "tokenizer" / "smollm2.json")]) == 0
+    assert json.loads(capsys.readouterr().out)["audit"][0]["requests"] == 20
+
+
+def test_weights_that_a_folder_lacks_are_not_drawn_at_random(tmp_path, tokenizer_path):
+    model = tiny("llama")
+    model.save_pretrained(tmp_path)
+    shutil.copyfile(tokenizer_path, tmp_path / "tokenizer.json")
+    weights = load_file(tmp_path / "model.safetensors")
+    dropped = {name: value for name, value in weights.items() if "layers.1.mlp" not in name}
+    save_file(dropped, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"3 weights are not in its files \(model.layers.1.mlp.down_proj.weight"):
+        open_evaluated(str(tmp_path), None, "cpu", "float32")
+    cut = {name: (value[:, :-2] if "layers.1.mlp.gate" in name else value).contiguous() for name, value in weights.items()}
+    save_file(cut, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match="no model that can be read"):
+        open_evaluated(str(tmp_path), None, "cpu", "float32")
+
+
+def test_another_configuration_is_another_model(tmp_path):
+    one, other = tiny("llama"), tiny("llama")
+    other.config.rms_norm_eps = 1e-3
+    assert weights_sha256(one) == weights_sha256(tiny("llama")) != weights_sha256(other)

@@ -37,14 +37,19 @@ def test_scores_and_flags_are_those_of_lm_evals_own_model(name, real_data, small
     assert name != "mmlu_5" or all(request.dropped for request, _ in ours.answered)
 
 
-def test_lm_evals_own_entrance_takes_the_model(real_data, small_texts):
-    model = LanguageModel(Scorer(tiny("llama"), 256), small_texts, LIMIT, 0)
+def test_lm_evals_own_entrance_takes_the_model(small_texts, tokenizer_path):
+    plain, end = tiny("llama"), "<|endoftext|>"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_path), bos_token=end, eos_token=end, pad_token=end)
+    theirs = HFLM(pretrained=plain, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu")
+    model = LanguageModel(Scorer(plain, 256), small_texts, LIMIT, 0)
     pairs = [("She was", " happy"), ("", "Emma")]
     ids = [
         ((context, text), model.tok_encode(context) or [0], model.tok_encode(text, add_special_tokens=False))
         for context, text in pairs
     ]
-    assert len(model._loglikelihood_tokens(ids)) == 2
+    found, wanted = model._loglikelihood_tokens(ids), theirs._loglikelihood_tokens(ids, disable_tqdm=True)
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], rel=1e-5)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
     with pytest.raises(InputError, match="generates none"):
         model.generate_until([])
 

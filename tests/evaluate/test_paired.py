@@ -54,10 +54,26 @@ def test_the_bootstrap_of_a_ratio_over_62_pages_covers_the_truth():
 
 def test_a_difference_of_the_detectable_size_is_found_four_times_in_five():
     rng, found = np.random.default_rng(4), 0
-    detectable = mean_difference(rng.normal(0, 1, 500), own(500)).detectable
+    detectable = mean_difference(rng.normal(0, 1, 500), own(500)).detectable()
     for _ in range(TRIES):
         found += mean_difference(rng.normal(detectable, 1, 500), own(500)).p < 0.05
     assert abs(found / TRIES - 0.8) < 0.06  # the error that it rests on is itself an estimate
+
+
+def test_what_is_detectable_among_ten_tests_is_found_four_times_in_five_by_the_first_step_of_holm():
+    rng, found = np.random.default_rng(6), 0
+    detectable = mean_difference(rng.normal(0, 1, 500), own(500)).detectable(10)
+    for _ in range(TRIES):
+        found += mean_difference(rng.normal(detectable, 1, 500), own(500)).p < 0.05 / 10
+    assert abs(found / TRIES - 0.8) < 0.06
+
+
+def test_a_ratio_over_eight_clusters_of_uneven_size_covers_the_truth():
+    rng, covered, size = np.random.default_rng(7), 0, np.array([35, 42, 8, 20, 16, 22, 37, 25], dtype=float)
+    for _ in range(TRIES):
+        found = ratio_difference(size * (0.02 + rng.normal(0, 0.03, 8)), size, own(8))
+        covered += found.low <= 0.02 <= found.high
+    assert abs(covered / TRIES - 0.95) < SLACK + 0.02
 
 
 def test_equivalence_is_claimed_falsely_at_most_as_often_as_promised():
@@ -81,8 +97,12 @@ def test_adjusted_p_values_are_those_of_the_books():
     assert holm([]) == [] and benjamini_hochberg([]) == []
 
 
-def test_equal_models_and_single_clusters_are_no_surprise():
+def test_where_clusters_do_not_vary_nothing_is_claimed():
     same = mean_difference(np.zeros(10), own(10))
-    assert (same.estimate, same.p, same.low, same.high) == (0.0, 1.0, 0.0, 0.0) and math.isnan(same.equivalence_p(0.01))
+    assert (same.estimate, same.p, same.identical) == (0.0, 1.0, True) and math.isnan(same.low)
+    assert math.isnan(same.equivalence_p(0.01)) and math.isnan(same.detectable())
+    for values, clusters in ((np.full(3, 0.005), own(3)), (np.array([1.0, -1.0, 0.0, 0.0]), ["a", "a", "b", "b"])):
+        found = mean_difference(values, clusters)
+        assert (found.error, found.p, found.identical) == (0.0, 1.0, False) and math.isnan(found.low)
     assert mean_difference(np.ones(5), ["a"] * 5) is None
     assert ratio_difference(np.ones(5), np.ones(5), ["a"] * 5) is None

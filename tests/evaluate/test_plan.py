@@ -93,3 +93,18 @@ def test_what_is_asked_for_changes_the_plans_hash():
     ids = np.arange(10, dtype=np.uint32)
     hashes = [make_plan(asked, batch)[0].sha256 for asked, batch in (([(ids, 2)], 8), ([(ids, 3)], 8), ([(ids, 2)], 16))]
     assert len(set(hashes)) == 3
+
+
+def test_a_large_beginning_is_kept_in_a_large_pass_too():
+    draw = np.random.default_rng(0)
+    trunk = draw.integers(0, 1000, 600, dtype=np.uint32)
+    asked = [(np.concatenate([trunk, draw.integers(0, 1000, 90, dtype=np.uint32)]), 1) for _ in range(200)]
+    assert 600 + 190 * 89 < make_plan(asked, 32768)[0].size <= 600 + 200 * 89
+
+
+def test_rows_of_a_pass_are_no_more_than_the_batch_when_padded():
+    draw = np.random.default_rng(0)
+    sizes = [90 if number % 30 else 700 for number in range(300)]
+    asked = [(draw.integers(0, 1000, size, dtype=np.uint32), 1) for size in sizes]
+    for one in make_plan(asked, 1024, shared=False)[0].passes:
+        assert len(one.pieces) * max(len(piece.tokens) for piece in one.pieces) <= 1024

@@ -84,8 +84,9 @@ def test_common_beginnings_are_computed_once():
     assert scorer.computed < 0.35 * sum(len(one.tokens) - 1 for one in requests)
 
 
-def test_order_changes_no_bit():
-    requests, model = some_requests(), tiny("llama")
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_order_changes_no_bit(kind):
+    requests, model = some_requests(), tiny(kind)
     scores = Scorer(model, 64).score(requests)
     order = random.Random(1).sample(range(len(requests)), len(requests))
     again = Scorer(model, 64).score([requests[number] for number in order])
@@ -106,7 +107,7 @@ def test_a_killed_evaluation_goes_on_and_no_bit_changes(tmp_path):
 
     with pytest.raises(Killed):
         Scorer(model, 64, tmp_path, progress=kill).score(requests)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("passes-*")
     with file.open("a") as cut:
         cut.write('{"pass": 7, "log_pr')  # a line that was not finished
     done = []
@@ -119,12 +120,17 @@ def test_a_killed_evaluation_goes_on_and_no_bit_changes(tmp_path):
     assert done[-1][0] == done[-1][1] == len(requests) and all(json.loads(line) for line in file.read_text().splitlines())
 
 
+def test_a_killed_evaluation_goes_on_with_the_batch_it_was_begun_with(tmp_path):
+    Scorer(tiny("llama"), 96, tmp_path).score(some_requests())
+    assert Scorer(tiny("llama"), None, tmp_path).batch == 96 and Scorer(tiny("llama")).batch == 1024
+
+
 def test_another_models_journal_is_not_believed(tmp_path):
     requests = some_requests()
     Scorer(tiny("llama"), 64, tmp_path, "one").score(requests)
     other = Scorer(tiny("llama"), 64, tmp_path, "other")
     other.score(requests)
-    assert other.computed and len(list(tmp_path.iterdir())) == 2
+    assert other.computed and len(list(tmp_path.glob("passes-*"))) == 2
 
 
 def test_a_nan_stops_and_names_the_document(tmp_path):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Suite = Annotated[str, typer.Option(help="paper, cloze, or single benchmarks; joined by commas.")]
 Data = Annotated[Path | None, typer.Option(help="Folder of the benchmarks' rows; without it they come from the hub.")]
 Context = Annotated[
-    int | None, typer.Option(help="Tokens that are read at once; 2,048 as in the paper unless the model reads less.")
+    int | None, typer.Option(min=1, help="Tokens that are read at once; 2,048 as in the paper unless the model reads less.")
 ]
 Documents = Annotated[int | None, typer.Option(min=1, help="So many documents of each benchmark, drawn by --seed.")]
 Seed = Annotated[int, typer.Option(help="Of the drawn documents, and of the requests that are scored twice.")]
@@ -47,7 +47,7 @@ def audit(
 
     quiet()
     texts = open_texts(tokenizer)
-    asking = _asking(suite, data, context or PAPER_CONTEXT, texts, prefix_token, documents, seed)
+    asking = _asking(suite, data, PAPER_CONTEXT if context is None else context, texts, prefix_token, documents, seed)
     found, sha256 = evaluation.audit(asking, texts)
     together = multiple_choice(found)
     rows = [*found, together] if together else found
@@ -81,11 +81,13 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score a model on a suite, every request on record; repeating the command goes on after a stop."""
+    from tokencodes.evaluate.tasks import harness
+
+    harness()  # says what to install, before anything imports it
     from tokencodes import checkpoint
     from tokencodes.evaluate import evaluation
     from tokencodes.evaluate.language_model import context_limit
     from tokencodes.evaluate.subject import open_evaluated
-    from tokencodes.evaluate.suites import PAPER_CONTEXT
     from tokencodes.report.evaluations import write_evaluation
 
     quiet()
@@ -104,12 +106,12 @@ def evaluate(
                 f"{place}: its tokenizer has a chat template, and the suites' prompts are plain text, as in the paper; say "
                 "--plain-prompts if that is meant"
             )
-        most = context_limit(evaluated.model.config, context)
-        limit = most if context is not None else min(most, PAPER_CONTEXT)
+        limit = context_limit(evaluated.model.config, context)
         asking = _asking(suite, data, limit, evaluated.texts, prefix_token, documents, seed)
         results.append(evaluation.evaluate(evaluated, asking, folder, batch, _Shown(say).progress, say))
-        write_evaluation(folder)
-    page = write_evaluation(out)
+        page = write_evaluation([folder], folder)
+    if every_checkpoint:
+        page = write_evaluation(list(places.values()), out)
     say(f"{page}: results, audit and sensitivities")
     emit(as_json, results if every_checkpoint else results[0], _table(results[-1]))
 
@@ -126,6 +128,9 @@ def contrast(
     as_json: Json = False,
 ) -> None:
     """Paired statistics of two evaluations, other - base, with what they allow to be said."""
+    from tokencodes.evaluate.tasks import statistics_here
+
+    statistics_here()
     from tokencodes.evaluate.contrast import compared, sides
     from tokencodes.report.contrasts import table_of, write_contrast
 

@@ -6,7 +6,7 @@ that did not ask the same requests.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,11 @@ from tokencodes.evaluate.paired import (
     mean_difference,
     ratio_difference,
 )
-from tokencodes.evaluate.statistics import t_interval
 from tokencodes.evaluate.suites import BENCHMARKS
+from tokencodes.evaluate.verdicts import verdict
 from tokencodes.files import read_json
 
-ALPHA = 0.05
 MARGIN, MARGIN_BITS = 0.01, 0.005  # declared margins of equivalence: accuracy, bits per byte
-HIGHER_IS_BETTER = {"acc": True, "acc_norm": True, "nats": False, "bits_per_byte": False}
 
 
 @dataclass(eq=False)
@@ -50,8 +48,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One metric of one benchmark, other - base. endpoint: whether it was declared before. adjusted: its p by Holm among the
-    endpoints, by Benjamini and Hochberg among the rest. equivalence: p of the difference's being less than the margin."""
+    """One metric of one benchmark, other - base: over documents, or over seeds (`differences`, one each).
+
+    endpoint: whether it was declared before. equivalence: p of the difference's not being less than the margin. Both p values
+    are adjusted: by Holm among the endpoints, by Benjamini and Hochberg among the rest. detectable: see `paired.Difference`,
+    among as many tests.
+    """
 
     benchmark: str
     metric: str
@@ -59,10 +61,12 @@ class Contrast:
     base: float
     other: float
     difference: Difference
+    differences: tuple[float, ...]
     mcnemar: McNemar | None
     margin: float
     equivalence: float
     adjusted: float = math.nan
+    detectable: float = math.nan
 
 
 def open_evaluation(folder: Path) -> Evaluation:
@@ -73,14 +77,21 @@ def open_evaluation(folder: Path) -> Evaluation:
 
 
 def require_same(base: Evaluation, other: Evaluation) -> None:
-    """InputError unless both asked the same requests, each as often."""
-    if base.told["requests_sha256"] == other.told["requests_sha256"]:
-        return
-    asked = [multiset(read_records(one.folder / "requests.jsonl.gz")) for one in (base, other)]
-    raise InputError(
-        f"{base.folder} and {other.folder} did not ask the same: {difference(*asked)}; evaluate both with the same suite, "
-        "data, tokenizer, context, prefix and documents"
-    )
+    """InputError unless both asked the same requests, each as often, in the same dtype, of two models."""
+    if base.told["requests_sha256"] != other.told["requests_sha256"]:
+        asked = [multiset(read_records(one.folder / "requests.jsonl.gz")) for one in (base, other)]
+        raise InputError(
+            f"{base.folder} and {other.folder} did not ask the same: {difference(*asked)}; evaluate both with the same suite, "
+            "data, tokenizer, context, prefix and documents"
+        )
+    mine, theirs = base.told["identity"], other.told["identity"]
+    if mine["dtype"] != theirs["dtype"]:
+        raise InputError(
+            f"{base.folder} was computed in {mine['dtype']}, {other.folder} in {theirs['dtype']}: rounding would pass for a "
+            "difference; evaluate both in the same --dtype"
+        )
+    if mine["weights_sha256"] == theirs["weights_sha256"]:
+        raise InputError(f"{base.folder} and {other.folder} are evaluations of the same weights; name two models")
 
 
 def metrics_of(documents: Sequence[dict[str, Any]], benchmark: str) -> dict[str, NDArray[np.float64]]:
@@ -100,98 +111,114 @@ def contrast(base: Evaluation, other: Evaluation, margin: float = MARGIN, margin
     found = []
     for benchmark in base.told["identity"]["benchmarks"]:
         mine, theirs = metrics_of(base.documents, benchmark), metrics_of(other.documents, benchmark)
-        some = [one for one in base.documents if one["task"].partition("/")[0] == benchmark]
-        clusters = [f"{one['cluster']}" for one in some]
+        some = [[one for one in side.documents if one["task"].partition("/")[0] == benchmark] for side in (base, other)]
+        if [(one["task"], one["document"]) for one in some[0]] != [(one["task"], one["document"]) for one in some[1]]:
+            raise InputError(
+                f"{other.folder}/documents.jsonl.gz: its documents of {benchmark} are not {base.folder}'s, in order"
+            )
+        clusters = [f"{one['cluster']}" for one in some[0]]
         for metric, before in mine.items():
-            after, told, allowed = theirs[metric], None, margin
+            after = theirs[metric]
             if metric == "bits_per_byte":
-                size = np.array([float(one["bytes"]) for one in some])
-                told, allowed = ratio_difference(after - before, size, clusters), margin_bits
+                size = np.array([float(one["bytes"]) for one in some[0]])
+                told = ratio_difference(after - before, size, clusters)
                 means = (float(before.sum() / size.sum()), float(after.sum() / size.sum()))
             else:
                 told = mean_difference(after - before, clusters)
                 means = (float(before.mean()), float(after.mean()))
-            if told is None:
-                continue
-            pair = mcnemar(before > 0, after > 0) if metric.startswith("acc") else None
-            endpoint = benchmark in BENCHMARKS and BENCHMARKS[benchmark].endpoint == metric
-            equivalence = math.nan if metric == "nats" else told.equivalence_p(allowed)
-            found.append(Contrast(benchmark, metric, endpoint, *means, told, pair, allowed, equivalence))
+            if told is not None:
+                pair = mcnemar(before > 0, after > 0) if metric.startswith("acc") else None
+                found.append(_contrast(benchmark, metric, means, told, (), pair, (margin, margin_bits)))
     return adjusted(found)
 
 
+def _contrast(
+    benchmark: str,
+    metric: str,
+    means: tuple[float, float],
+    told: Difference,
+    each: tuple[float, ...],
+    pair: McNemar | None,
+    margins: tuple[float, float],
+) -> Contrast:
+    endpoint = benchmark in BENCHMARKS and BENCHMARKS[benchmark].endpoint == metric
+    margin = margins[metric == "bits_per_byte"]
+    equivalence = math.nan if metric == "nats" else told.equivalence_p(margin)
+    return Contrast(benchmark, metric, endpoint, *means, told, each, pair, margin, equivalence)
+
+
 def adjusted(found: Sequence[Contrast]) -> list[Contrast]:
-    """The same with adjusted p values, endpoints first."""
-    endpoints, rest = [one for one in found if one.endpoint], [one for one in found if not one.endpoint]
-    p = [*holm([one.difference.p for one in endpoints]), *benjamini_hochberg([one.difference.p for one in rest])]
-    return [replace(one, adjusted=value) for one, value in zip([*endpoints, *rest], p, strict=True)]
+    """The same with adjusted p values and what could have been found among so many tests; endpoints first."""
+    done = []
+    for family, adjust in (
+        ([one for one in found if one.endpoint], holm),
+        ([one for one in found if not one.endpoint], benjamini_hochberg),
+    ):
+        p = adjust([one.difference.p for one in family])
+        told = [one.equivalence for one in family if not math.isnan(one.equivalence)]
+        equivalences = iter(adjust(told))
+        for one, value in zip(family, p, strict=True):
+            equal = one.equivalence if math.isnan(one.equivalence) else next(equivalences)
+            detectable = one.difference.detectable(len(family))
+            done.append(replace(one, adjusted=value, equivalence=equal, detectable=detectable))
+    return done
 
 
-def verdict(one: Contrast, base: str, other: str) -> str:
-    """What one contrast of two checkpoints says, in words."""
-    d = one.difference
-    better = (d.estimate > 0) == HIGHER_IS_BETTER[one.metric]
-    unit = 100 if one.metric.startswith("acc") else 1
-    told = f"{d.estimate * unit:+.2f} points" if unit == 100 else f"{d.estimate:+.4f}"
-    if d.error == 0 and d.estimate == 0:
-        return "the same on every one of these documents"
-    if one.adjusted < ALPHA:
-        return f"these checkpoints differ: {other if better else base} is better ({told})"
-    if one.equivalence < ALPHA:
-        return f"these checkpoints differ by less than the margin of {one.margin * unit:g} ({told})"
-    return f"these documents do not tell the two checkpoints apart ({told}; {d.detectable * unit:.2f} would be found with 80 %)"
-
-
-@dataclass(frozen=True)
-class OverSeeds:
-    """One metric of one benchmark over run seeds: a difference each, their mean, its t interval."""
-
-    benchmark: str
-    metric: str
-    endpoint: bool
-    differences: tuple[float, ...]
-    mean: float
-    low: float
-    high: float
-
-    def sentence(self, base: str, other: str) -> str:
-        """What so many seeds allow to be said."""
-        count, told = len(self.differences), f"{self.mean:+.4f} ({self.low:+.4f} to {self.high:+.4f})"
-        if self.low > 0 or self.high < 0:
-            better = (self.mean > 0) == HIGHER_IS_BETTER[self.metric]
-            return f"these interfaces, over {count} seeds: {other if better else base} is better, {told}"
-        return f"{count} seeds do not tell these interfaces apart, {told}"
-
-
-def over_seeds(pairs: Sequence[tuple[Evaluation, Evaluation]]) -> list[OverSeeds]:
-    """Evaluations paired by seed, base first. InputError for fewer than two pairs, or other requests."""
+def over_seeds(
+    pairs: Sequence[tuple[Evaluation, Evaluation]], margin: float = MARGIN, margin_bits: float = MARGIN_BITS
+) -> list[Contrast]:
+    """Evaluations paired by seed, base first: t statistics of the seeds' differences. InputError for fewer than two pairs,
+    other requests, or pairs that are no seeds of two interfaces."""
     if len(pairs) < 2:
         raise InputError("one seed a side shows checkpoints, not interfaces; give two evaluations, or folders of several seeds")
-    found: dict[tuple[str, str], list[float]] = {}
+    for side in zip(*pairs, strict=True):
+        _require_seeds(side)
+    found: dict[tuple[str, str], list[Contrast]] = {}
     for base, other in pairs:
-        require_same(base, other)
-        require_same(pairs[0][0], base)
+        require_same(pairs[0][0], other)
         for one in contrast(base, other):
-            found.setdefault((one.benchmark, one.metric), []).append(one.difference.estimate)
+            found.setdefault((one.benchmark, one.metric), []).append(one)
     told = []
-    for (benchmark, metric), values in found.items():
-        low, high = t_interval(np.array(values)) or (math.nan, math.nan)
-        endpoint = benchmark in BENCHMARKS and BENCHMARKS[benchmark].endpoint == metric
-        told.append(OverSeeds(benchmark, metric, endpoint, tuple(values), float(np.mean(values)), low, high))
-    return told
+    for (benchmark, metric), some in found.items():
+        each = tuple(one.difference.estimate for one in some)
+        means = (float(np.mean([one.base for one in some])), float(np.mean([one.other for one in some])))
+        spread = mean_difference(np.array(each), [str(number) for number in range(len(each))])
+        if spread is not None:
+            told.append(_contrast(benchmark, metric, means, spread, each, None, (margin, margin_bits)))
+    return adjusted(told)
 
 
-def sides(base: Path, other: Path) -> list[tuple[Evaluation, Evaluation]]:
+def _require_seeds(side: Sequence[Evaluation]) -> None:
+    """InputError where evaluations cannot be of one interface's run seeds."""
+    first = side[0].told["identity"]
+    seen: dict[str, Path] = {}
+    for one in side:
+        told = one.told["identity"]
+        if told["interface"] != first["interface"] or told["update"] != first["update"]:
+            raise InputError(
+                f"{one.folder}: interface {told['interface']}, update {told['update']}; {side[0].folder}: "
+                f"{first['interface']}, {first['update']}. A side has run seeds of one interface, "
+                "not checkpoints of a run"
+            )
+        if told["weights_sha256"] in seen:
+            raise InputError(f"{one.folder}: the same weights as {seen[told['weights_sha256']]}, so no seed of its own")
+        seen[told["weights_sha256"]] = one.folder
+
+
+def sides(base: Path, other: Path, only: Collection[str] | None = None) -> list[tuple[Evaluation, Evaluation]]:
     """Two evaluations, or two folders whose subfolders, one a seed, have the same names and hold one each (SEED/ itself, or
-    SEED/evaluation/, as a study has it)."""
+    SEED/evaluation/, as a study has it). only: the names that count; by default all."""
     if (base / "evaluation.json").is_file() or (other / "evaluation.json").is_file():
         return [(open_evaluation(base), open_evaluation(other))]
-    found = [{path.relative_to(side).parts[0]: path.parent for path in _evaluations_in(side)} for side in (base, other)]
+    found = []
+    for side in (base, other):
+        places = {path.relative_to(side).parts[0]: path.parent for path in _evaluations_in(side)}
+        found.append({name: place for name, place in places.items() if only is None or name in only})
     if not found[0].keys() & found[1].keys():
         raise InputError(f"{base}, {other}: neither evaluations, nor folders of evaluations with names in common")
-    only = sorted(found[0].keys() ^ found[1].keys())
-    if only:
-        raise InputError(f"{', '.join(only)}: evaluated on one side only; evaluate it on the other, or take it away")
+    odd = sorted(found[0].keys() ^ found[1].keys())
+    if odd:
+        raise InputError(f"{', '.join(odd)}: evaluated on one side only; evaluate it on the other, or take it away")
     return [(open_evaluation(found[0][name]), open_evaluation(found[1][name])) for name in sorted(found[0])]
 
 
@@ -199,30 +226,44 @@ def _evaluations_in(side: Path) -> list[Path]:
     return [*side.glob("*/evaluation.json"), *side.glob("*/evaluation/evaluation.json")]
 
 
-def compared(pairs: Sequence[tuple[Evaluation, Evaluation]], margin: float, margin_bits: float) -> dict[str, Any]:
-    """What is known of base and other, for results on disk and pages: level of the claims, names, one entry a metric."""
+def compared(
+    pairs: Sequence[tuple[Evaluation, Evaluation]],
+    margin: float = MARGIN,
+    margin_bits: float = MARGIN_BITS,
+    same_recipe: bool = True,
+) -> dict[str, Any]:
+    """What is known of base and other, for results on disk and pages: level of the claims, names, one entry a metric.
+    same_recipe: whether nothing but the interface differs, as far as is known."""
     base, other = pairs[0]
-    names = [_name(one, len(pairs) > 1) for one in (base, other)]
-    told: dict[str, Any] = {"base": names[0], "other": names[1], "title": f"{names[1]} - {names[0]}", "pairs": len(pairs)}
-    told |= {"requests_sha256": base.told["requests_sha256"], "context": base.told["identity"]["context"]}
-    if len(pairs) > 1:
-        found = over_seeds(pairs)
-        entries = [{**asdict(one), "says": one.sentence(*names)} for one in found]
-        return {
-            **told,
-            "level": f"these interfaces, over {len(pairs)} run seeds",
-            "contrasts": [_finite(one) for one in entries],
-        }
-    singles = contrast(base, other, margin, margin_bits)
-    entries = [{**asdict(one), "says": verdict(one, *names)} for one in singles]
-    return {**told, "level": "these checkpoints", "contrasts": [_finite(one) for one in entries]}
+    names = _names(base, other, len(pairs) > 1)
+    several = len(pairs) > 1
+    what = f"interfaces, over {len(pairs)} run seeds" if several else "checkpoints"
+    what += "" if same_recipe else ", of which recipes differ too"
+    found = over_seeds(pairs, margin, margin_bits) if several else contrast(base, other, margin, margin_bits)
+    return {
+        "base": names[0],
+        "other": names[1],
+        "title": f"{names[1]} - {names[0]}",
+        "pairs": len(pairs),
+        "requests_sha256": base.told["requests_sha256"],
+        "context": base.told["identity"]["context"],
+        "level": f"these {what}",
+        "contrasts": [_finite({**asdict(one), "says": verdict(one, *names, what)}) for one in found],
+    }
 
 
-def _name(one: Evaluation, many: bool) -> str:
-    """What stands for a side: the folder of its seeds, or the evaluation's own."""
-    folder = one.folder.resolve()
-    place = folder.parent if folder.name == "evaluation" else folder
-    return place.parent.name if many else f"{place.parent.name}/{place.name}"
+def _names(base: Evaluation, other: Evaluation, many: bool) -> list[str]:
+    """What stands for the sides: the folder of its seeds, or the evaluation's own, with as much of its path as tells them
+    apart."""
+    places = []
+    for one in (base, other):
+        folder = one.folder.resolve()
+        place = folder.parent if folder.name == "evaluation" else folder
+        places.append((place.parent if many else place).parts)
+    size = 1 if many else 2
+    while size < max(map(len, places)) and places[0][-size:] == places[1][-size:]:
+        size += 1
+    return ["/".join(parts[-size:]) for parts in places]
 
 
 def _finite(told: Any) -> Any:

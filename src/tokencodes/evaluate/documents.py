@@ -21,8 +21,8 @@ def cluster_of(one: Benchmark, task: TaskOf, row: dict[str, Any], number: int) -
             return task.subject or ""
         case "source":
             return str(row["source_id"])
-        case "goal":
-            return str(row["goal"])
+        case "goal" | "work":
+            return str(row[one.cluster])
         case "twins":  # two sentences that differ in a word or two, with the same two options
             return " | ".join([*sorted((row["option1"], row["option2"])), *row["sentence"].split()[:4]])
         case _:

@@ -63,6 +63,13 @@ def chosen_documents(tasks: Sequence[TaskOf], asking: Asking) -> dict[str, list[
     return found
 
 
+def _tasks(asking: Asking) -> tuple[list[TaskOf], dict[str, list[int]]]:
+    """The tasks of which documents are scored, and which."""
+    tasks = make_tasks(asking.benchmarks, asking.data)
+    chosen = chosen_documents(tasks, asking)
+    return [task for task in tasks if task.name in chosen], chosen
+
+
 def instances(tasks: Sequence[TaskOf], chosen: dict[str, list[int]]) -> list[tuple[Asked, tuple[str, ...]]]:
     """Every request of tasks as lm-eval words it."""
     found = []
@@ -86,11 +93,8 @@ def requests_of(asked: Sequence[tuple[Asked, tuple[str, ...]]], texts: Texts, li
 
 def audit(asking: Asking, texts: Texts) -> tuple[list[Count], str]:
     """Counts of the requests that an evaluation would make, and the hash of their multiset; no model is needed."""
-    tasks = make_tasks(asking.benchmarks, asking.data)
-    records = [
-        record_of(one)
-        for one in requests_of(instances(tasks, chosen_documents(tasks, asking)), texts, asking.limit, asking.prefix)
-    ]
+    tasks, chosen = _tasks(asking)
+    records = [record_of(one) for one in requests_of(instances(tasks, chosen), texts, asking.limit, asking.prefix)]
     return counts(records), multiset_sha256(multiset(records))
 
 
@@ -105,14 +109,12 @@ def evaluate(
     """Scores everything, writes the folder, returns what evaluation.json holds."""
     with only_one(out):
         told = identity(evaluated, asking)
-        if (out / "evaluation.json").is_file():
-            kept: dict[str, Any] = read_json(out / "evaluation.json")
-            if kept["identity"] != told:
+        kept = kept_evaluation(out)
+        if kept is not None:
+            if not same(kept["identity"], told):
                 raise InputError(f"{out}: holds another evaluation (of {kept['identity']['model']}); choose another --out")
             return kept
-        tasks = make_tasks(asking.benchmarks, asking.data)
-        chosen = chosen_documents(tasks, asking)
-        tasks = [task for task in tasks if task.name in chosen]
+        tasks, chosen = _tasks(asking)
         scorer = Scorer(evaluated.model, batch, out / "journal", evaluated.weights_sha256, progress)
         say(f"{evaluated.name}: {scorer.how}; {scorer.batch:,} tokens a pass")
         answered, samples = _by_harness(evaluated, asking, tasks, chosen, scorer)
@@ -135,6 +137,18 @@ def evaluate(
         write_json(out / "evaluation.json", result)
         shutil.rmtree(out / "journal", ignore_errors=True)
     return result
+
+
+def kept_evaluation(out: Path) -> dict[str, Any] | None:
+    """What a finished evaluation's folder says; None where there is none."""
+    place = out / "evaluation.json"
+    kept: dict[str, Any] | None = read_json(place) if place.is_file() else None
+    return kept
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two identities are of one evaluation, by whatever path its model was named."""
+    return {**one, "model": None} == {**other, "model": None}
 
 
 def identity(evaluated: Evaluated, asking: Asking) -> dict[str, Any]:
@@ -236,8 +250,13 @@ def _sensitivity(
             found["norms"][one.name] = sensitivity.of_norms(some)
             if one.letters:
                 found["letters"][one.name] = sensitivity.of_letters(some)
-    other = int(evaluated.texts.plain("\n")[-1])
-    return {**found, "prefix": sensitivity.of_prefix(answered, [None, other], scorer.score)}
+    return {**found, "prefix": sensitivity.of_prefix(answered, [None, _other_prefix(evaluated.texts, asking)], scorer.score)}
+
+
+def _other_prefix(texts: Texts, asking: Asking) -> int:
+    """A token to try before an empty context: a line break's, or the first that a text of one letter has."""
+    some = (int(ids[-1]) for ids in (texts.plain(text) for text in ("\n", "a", "e")) if len(ids))
+    return next((token for token in some if token != asking.prefix), int(asking.prefix == 0))
 
 
 def _environment(evaluated: Evaluated) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 Documents that share a passage, a subject or a page are no independent draws, so variances are of clusters: with residual sums
 s_g of G clusters, Var = G / (G - 1) · Σ s_g² / n² (Liang & Zeger, 1986, with the usual small-sample factor), and t has G - 1
-degrees of freedom. Ratios of sums over few clusters, such as bits per byte over 62 pages, get a BCa bootstrap of clusters
-(Efron, 1987).
+degrees of freedom. Ratios of sums over clusters of uneven size, such as bits per byte over 62 pages, get a BCa bootstrap of
+clusters (Efron, 1987); over fewer than 30, where that covers too little, the t interval of the linearised ratio.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +17,36 @@ from statsmodels.stats.multitest import multipletests
 
 CONFIDENCE, POWER = 0.95, 0.8
 RESAMPLES = 9999
+ENOUGH = 30  # clusters to draw from
+VANISHING = 1e-12  # an error so small beside its estimate is rounding
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """other - base: estimate, standard error, interval, two-sided p of no difference; smallest difference that would be found
-    with a power of 0.8; n documents in G clusters."""
+    """other - base: estimate, standard error, interval, two-sided p of no difference; n documents in G clusters; whether every
+    single difference is 0. Where clusters do not vary no error can be told: interval NaN, p 1."""
 
     estimate: float
     error: float
     low: float
     high: float
     p: float
-    detectable: float
     documents: int
     clusters: int
+    identical: bool
+
+    def detectable(self, tests: int = 1) -> float:
+        """The smallest difference that would be found with a power of 0.8 among so many tests, each at α / tests: what Holm's
+        procedure asks of the first. NaN where no error can be told."""
+        if self.error == 0:
+            return math.nan
+        alpha, freedom = (1 - CONFIDENCE) / tests, self.clusters - 1
+        return float(stats.t.ppf(1 - alpha / 2, freedom) + stats.t.ppf(POWER, freedom)) * self.error
 
     def equivalence_p(self, margin: float) -> float:
         """Of two one-sided t tests against -margin and +margin (Schuirmann, 1987): small where the difference is surely less.
-        NaN where no two documents differ, from which no error can be told."""
+        NaN where no error can be told."""
         if self.error == 0:
             return math.nan
         freedom = self.clusters - 1
@@ -54,12 +64,12 @@ def mean_difference(values_N: Floats, clusters_N: Sequence[str]) -> Difference |
     mean = float(values_N.mean())
     sums = np.bincount(of, weights=values_N - mean, minlength=count)
     error = math.sqrt(count / (count - 1) * float((sums**2).sum())) / size
-    return _with_t(mean, error, size, count)
+    return _with_t(mean, error, size, count, not values_N.any())
 
 
 def ratio_difference(over_N: Floats, under_N: Floats, clusters_N: Sequence[str], seed: int = 0) -> Difference | None:
-    """Of sum(over) / sum(under), such as a difference in bits over bytes: BCa interval over clusters; p by the t of the
-    linearised ratio."""
+    """Of sum(over) / sum(under), such as a difference in bits over bytes: BCa interval over clusters, if they are enough; p by
+    the t of the linearised ratio."""
     _, of = np.unique(np.array(clusters_N, dtype=object).astype(str), return_inverse=True)
     count, size = int(of.max()) + 1, len(over_N)
     if count < 2:
@@ -68,8 +78,8 @@ def ratio_difference(over_N: Floats, under_N: Floats, clusters_N: Sequence[str],
     ratio = float(over.sum() / under.sum())
     residual = over - ratio * under
     error = math.sqrt(count / (count - 1) * float((residual**2).sum())) / float(under.sum())
-    found = _with_t(ratio, error, size, count)
-    if error == 0:
+    found = _with_t(ratio, error, size, count, not over_N.any())
+    if found.error == 0 or count < ENOUGH:
         return found
     interval = stats.bootstrap(
         (over, under),
@@ -81,18 +91,16 @@ def ratio_difference(over_N: Floats, under_N: Floats, clusters_N: Sequence[str],
         method="BCa",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    low, high = float(interval.low), float(interval.high)
-    return Difference(ratio, error, low, high, found.p, found.detectable, size, count)
+    return replace(found, low=float(interval.low), high=float(interval.high))
 
 
-def _with_t(estimate: float, error: float, size: int, count: int) -> Difference:
+def _with_t(estimate: float, error: float, size: int, count: int, identical: bool) -> Difference:
+    if error <= abs(estimate) * VANISHING:  # equal differences, up to rounding
+        return Difference(estimate, 0.0, math.nan, math.nan, 1.0, size, count, identical)
     freedom = count - 1
-    reach = float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))
-    p = 1.0 if estimate == 0 else 0.0
-    if error > 0:
-        p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
-    detectable = (reach + float(stats.t.ppf(POWER, freedom))) * error
-    return Difference(estimate, error, estimate - reach * error, estimate + reach * error, p, detectable, size, count)
+    reach = float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom)) * error
+    p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
+    return Difference(estimate, error, estimate - reach, estimate + reach, p, size, count, identical)
 
 
 @dataclass(frozen=True)

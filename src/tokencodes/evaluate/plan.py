@@ -113,7 +113,7 @@ def make_plan(asked: Sequence[tuple[Tokens, int]], batch: int, shared: bool = Tr
     sequences = [np.frombuffer(read, ">u4").astype(np.uint32) for read in reads]
     ends = _tree(sequences) if shared else [_Node(n, 0, len(one), total=len(one)) for n, one in enumerate(sequences)]
     pieces = list(_pieces(sequences, ends, batch))
-    passes = _passes(pieces, batch)
+    passes = _passes(pieces, batch, padded=not shared)
     _ask(passes, items, [ends[numbers[tokens[:-1].astype(">u4").tobytes()]] for tokens, _ in items])
     plan = Plan(items, passes, batch, shared, digest.hexdigest())
     return plan, np.array([order[key] for key in keys], dtype=np.int64)
@@ -172,8 +172,8 @@ def _pieces(sequences: list[Tokens], ends: list[_Node], batch: int) -> Iterator[
             if len(piece.tokens):
                 yield piece
             continue
-        too_large = node.begin - before + node.total > batch
-        if too_large and (node.end - before) * (len(node.children) - 1) >= SAVED:
+        saved = (node.end - before) * (len(node.children) - 1)
+        if saved >= (SAVED if node.begin - before + node.total > batch else max(SAVED, batch)):
             tokens = sequences[node.of][before : node.end]
             size = np.arange(len(tokens))
             piece = Piece(tokens, size, np.full(len(tokens), len(tokens) - 1), before, kept, kept=True)
@@ -218,15 +218,18 @@ def _subtree(sequences: list[Tokens], top: _Node, kept: Piece | None, before: in
     return piece
 
 
-def _passes(pieces: list[Piece], batch: int) -> list[Pass]:
-    """Pieces in their order, as many to a pass as fit; a piece comes after the pass of the one that it continues."""
+def _passes(pieces: list[Piece], batch: int, padded: bool) -> list[Pass]:
+    """Pieces in their order, as many to a pass as fit; a piece comes after the pass of the one that it continues. padded: each
+    counts as long as the longest."""
     found: list[list[Piece]] = []
-    size = 0
+    size = longest = 0
     for piece in pieces:
         waits = piece.continues is not None and piece.continues.number == len(found) - 1
-        if not found or waits or size + len(piece.tokens) > batch:
+        longest = max(longest, len(piece.tokens))
+        grown = (len(found[-1]) + 1) * longest if found and padded else size + len(piece.tokens)
+        if not found or waits or grown > batch:
             found.append([])
-            size = 0
+            size, longest = 0, len(piece.tokens)
         piece.number = len(found) - 1
         found[-1].append(piece)
         size += len(piece.tokens)

@@ -22,10 +22,12 @@ from tokencodes.errors import CheckFailed
 from tokencodes.evaluate.packed import Packed, Rows, Unsupported
 from tokencodes.evaluate.plan import Pass, Plan, make_plan
 from tokencodes.evaluate.requests import Request
-from tokencodes.files import read_json_lines
+from tokencodes.files import read_json, read_json_lines, write_json
 
 CPU_BATCH, CUDA_BATCH = 1024, 32768  # tokens of a pass: the first, and the largest that is tried
 AGREE, AGREE_REDUCED = 1e-3, 0.25  # logits of packed and own forward, by dtype: float32, or less
+
+BATCH_FILE = "batch.json"  # in the journal
 
 Progress = Callable[[int, int, float, float], None]  # requests done, of how many, requests a second, seconds left
 Floats = NDArray[np.float32]
@@ -66,8 +68,8 @@ class Scorer:
     ) -> None:
         self.model = model.eval()
         self.shared, self.how = self._can_be_packed()
-        self.batch = batch or self._fitting()
         self.journal, self.progress = journal, progress
+        self.batch = batch or self._noted() or self._fitting()
         kind = f"{model.device.type} {model.dtype} {torch.__version__} {torch.get_num_threads()} {fingerprint}"
         self._kind = hashlib.sha256(kind.encode()).hexdigest()
         self.vocab_size = int(model.config.get_text_config().vocab_size)
@@ -78,7 +80,7 @@ class Scorer:
         plan, item_of = make_plan([(one.tokens, one.scored) for one in requests], self.batch, self.shared)
         log_probs = [np.empty(scored, dtype=np.float32) for _, scored in plan.items]
         greedy = np.ones(len(plan.items), dtype=bool)
-        with _Journal(self.journal, f"{self._kind[:16]}-{plan.sha256[:16]}") as journal:
+        with _Journal(self.journal, f"{self._kind[:16]}-{plan.sha256[:16]}", self.batch) as journal:
             for number, (found, best) in enumerate(self._passes(plan, journal, np.bincount(item_of))):
                 one = plan.passes[number]
                 if not np.isfinite(found).all():
@@ -154,12 +156,18 @@ class Scorer:
                     ):
                         ids = torch.from_numpy(plan.items[item][0][:-1].astype("int64"))[None].to(self.model.device)
                         own_V = self.model(input_ids=ids, use_cache=False).logits[0, -1].float()
-                        worst = max(worst, float((own_V - logits_V).abs().max()))
+                        apart = float((own_V - logits_V).abs().max())
+                        worst = max(worst, apart if np.isfinite(apart) else np.inf)  # max() passes over NaN
         except (Unsupported, AttributeError, IndexError, TypeError) as error:
             return False, f"a row for each request, nothing shared ({error})"
         if not worst <= (AGREE if self.model.dtype == torch.float32 else AGREE_REDUCED):
             return False, f"a row for each request, nothing shared (packed logits would differ by {worst:.2g})"
         return True, "packed, common beginnings computed once"
+
+    def _noted(self) -> int | None:
+        """The batch size with which this evaluation was begun, whatever memory is free now: another would be another plan."""
+        place = self.journal / BATCH_FILE if self.journal else None
+        return int(read_json(place)["batch"]) if place and place.is_file() else None
 
     def _fitting(self) -> int:
         """Tokens of a pass: on a GPU the most that fit, of powers of two."""
@@ -168,7 +176,7 @@ class Scorer:
         batch = CUDA_BATCH
         while batch > 1024:
             try:
-                ids = np.arange(batch, dtype=np.uint32) % 100
+                ids = np.random.default_rng(0).integers(0, 100, batch, dtype=np.uint32)  # no two parts alike
                 plan, _ = make_plan([(part, len(part) - 1) for part in np.array_split(ids, batch // 512)], batch, False)
                 with torch.no_grad():
                     for one in plan.passes:
@@ -215,7 +223,8 @@ def _finished(plan: Plan, askers: NDArray[np.int64]) -> NDArray[np.int64]:
 class _Journal:
     """The passes that are done, in a file of JSON lines; it is for one model and one plan, and says so by its name."""
 
-    def __init__(self, folder: Path | None, name: str) -> None:
+    def __init__(self, folder: Path | None, name: str, batch: int) -> None:
+        self.batch = batch
         self.path = folder / f"passes-{name}.jsonl" if folder else None
         self.done: dict[int, tuple[Floats, NDArray[np.bool_]]] = {}
         for record in read_json_lines(self.path) if self.path else ():
@@ -225,6 +234,7 @@ class _Journal:
     def __enter__(self) -> "_Journal":
         if self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.path.parent / BATCH_FILE, {"batch": self.batch})
             if self.path.is_file():  # a line that a kill cut short goes
                 data = self.path.read_bytes()
                 self.path.write_bytes(data[: data.rfind(b"\n") + 1])

@@ -6,6 +6,7 @@ lm-eval's description of a request, not after `requests`.
 """
 
 import copy
+import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tokencodes.errors import CheckFailed
 
 A_TOKEN = 1e-4  # nats that a token may differ by in float32
-A_TOKEN_REDUCED = 0.25  # and where the evaluation computed in less
+# Where the evaluation computed in less: a token, and their mean. bfloat16 has 8 bits, so a logit of 20 is a multiple of 1/8.
+A_TOKEN_REDUCED, MEAN_REDUCED = 1.0, 0.1
 NEAR = 1e-4  # two best logits so near may be told apart either way
 
 
@@ -42,6 +44,7 @@ class Opinion:
     checked: int
     tokens: int
     largest: float  # nats a token
+    mean: float
     flags: int  # greedy flags that differ where the two best logits are nearer than NEAR
     allowed: float
 
@@ -63,7 +66,7 @@ def check(
     """Scores claims anew. CheckFailed at the first that does not agree."""
     allowed = A_TOKEN if model.dtype == torch.float32 else A_TOKEN_REDUCED
     exact = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
-    largest, tokens, near = 0.0, 0, 0
+    largest, tokens, near, total = 0.0, 0, 0, 0.0
     for claim in claims:
         ids, scored = _ids(tokenizer, claim, limit, prefix)
         logits = exact(input_ids=torch.tensor([ids[:-1]], device=model.device)).logits[0, -scored:].float()
@@ -72,8 +75,10 @@ def check(
         where = f"{claim.task}, document {claim.document}, part {claim.part}"
         if len(own) != len(claim.log_probs):
             raise CheckFailed(f"{where}: {len(claim.log_probs)} tokens were scored, a second scorer finds {len(own)}")
-        apart = max(abs(one - other) for one, other in zip(own, claim.log_probs, strict=True))
-        if not apart <= allowed:
+        differences = [abs(one - other) for one, other in zip(own, claim.log_probs, strict=True)]
+        apart = max(differences)
+        if not all(one <= allowed for one in differences):  # NaN is not
+            apart = next((one for one in differences if math.isnan(one)), apart)
             raise CheckFailed(
                 f"{where}: a second, independent scorer differs by {apart:.3g} nats at a token (allowed: {allowed:g}); "
                 "no score of this evaluation can be believed"
@@ -83,8 +88,14 @@ def check(
             if float((best - second).min()) > (NEAR if allowed == A_TOKEN else A_TOKEN_REDUCED):
                 raise CheckFailed(f"{where}: a second scorer says greedy {not claim.greedy}, and no two logits are near")
             near += 1
-        largest, tokens = max(largest, apart), tokens + scored
-    return Opinion(len(claims), tokens, largest, near, allowed)
+        largest, tokens, total = max(largest, apart), tokens + scored, total + sum(differences)
+    mean = total / max(tokens, 1)
+    if allowed == A_TOKEN_REDUCED and mean > MEAN_REDUCED:
+        raise CheckFailed(
+            f"a second scorer in float32 differs by {mean:.3g} nats a token in the mean of {tokens:,} (allowed: "
+            f"{MEAN_REDUCED:g}); evaluate in --dtype float32"
+        )
+    return Opinion(len(claims), tokens, largest, mean, near, allowed)
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, claim: Claim, limit: int, prefix: int | None) -> tuple[list[int], int]:

@@ -1,6 +1,7 @@
 """What is evaluated: a model, its tokenizer, and what tells it from any other."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,8 +65,12 @@ def check_vocabulary(texts: Texts, model: PreTrainedModel) -> None:
 
 
 def weights_sha256(model: PreTrainedModel) -> str:
-    """Over all parameters and buffers by name: what scores depend on, in the dtype in which they are used."""
-    digest = hashlib.sha256()
+    """Over the configuration and all parameters and buffers by name: what scores depend on, in the dtype in which they are
+    used."""
+    config = {
+        key: value for key, value in model.config.to_dict().items() if key not in ("transformers_version", "_name_or_path")
+    }
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -84,12 +89,16 @@ def _ours(path: Path) -> PreTrainedModel:
 
 def _foreign(place: str) -> PreTrainedModel:
     try:
-        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
-    except (OSError, ValueError, SafetensorError) as error:
+        found: PreTrainedModel
+        found, info = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         told = str(error).strip().splitlines()[0][:160]
         raise InputError(
             f"{place}: no model that can be read ({told}); name a run, a checkpoint, a folder or a hub id"
         ) from None
+    absent = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
+    if absent:  # transformers would draw them at random, and say so in a log
+        raise InputError(f"{place}: {len(absent)} weights are not in its files ({', '.join(absent[:3])}); take a complete copy")
     return found
 
 

@@ -31,7 +31,7 @@ class Benchmark:
     examples: str | None = None
     by_subject: bool = False
     letters: bool = False
-    cluster: Literal["subject", "source", "goal", "twins", "page"] | None = None
+    cluster: Literal["subject", "source", "goal", "twins", "work"] | None = None
     changes: tuple[tuple[str, object], ...] = ()  # of the recipe
 
 
@@ -62,9 +62,7 @@ MMLU_5 = Benchmark(
     "mmlu_5", "MMLU 5-shot", MMLU, "mmlu_test", "test", "acc", 5, "mmlu_dev", by_subject=True, letters=True, cluster="subject"
 )
 LAMBADA = Benchmark("lambada", "LAMBADA", "lambada/lambada_openai.yaml", "lambada_openai_test", "test", "acc")
-WIKITEXT = Benchmark(
-    "wikitext", "WikiText-2", "wikitext/wikitext.yaml", "wikitext2_raw_test_pages", "test", "bits_per_byte", cluster="page"
-)
+WIKITEXT = Benchmark("wikitext", "WikiText-2", "wikitext/wikitext.yaml", "wikitext2_raw_test_pages", "test", "bits_per_byte")
 MMLU_CLOZE = Benchmark(
     "mmlu_cloze", "MMLU cloze", CONTINUATION, "mmlu_test", "test", "acc_norm", 0, "mmlu_dev", by_subject=True, cluster="subject"
 )
@@ -90,7 +88,7 @@ EMBEDDED = Benchmark(
     "embedded",
     "test",
     "bits_per_byte",
-    cluster="page",
+    cluster="work",
     changes=(
         ("output_type", "loglikelihood_rolling"),
         ("doc_to_text", ""),

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -57,6 +58,12 @@ def harness() -> Path:
     return Path(spec.origin).parent / "tasks"
 
 
+def statistics_here() -> None:
+    """InputError where what contrasts need is not installed."""
+    if find_spec("statsmodels") is None:
+        raise InputError("contrasts need statsmodels: pip install 'tokencodes[eval]'")
+
+
 def _quick_and_quiet() -> None:
     """lm-eval compiles a prompt's template anew for each document, which takes most of the time that prompts take; and it shows
     a bar for each of 57 subjects."""
@@ -70,11 +77,16 @@ def _quick_and_quiet() -> None:
 
 
 def embedded_rows() -> list[dict[str, Any]]:
-    """Documents of the embedded texts that are held out wherever the share of validation is 0.02 or more and its seed 0."""
+    """Documents of the embedded texts that are held out wherever the share of validation is 0.02 or more and its seed 0. work:
+    the novel of a chapter, or the document itself."""
     found = []
     for path in sorted(Path(str(files("tokencodes") / "corpora")).glob("*.jsonl.gz")):
         some = [one for one in read_documents(path) if split_of(one, 0, 0.02) == "validation"]
-        found += [{"id": f"{path.name.partition('.')[0]}/{one.id}", "text": one.text} for one in some]
+        corpus = path.name.partition(".")[0]
+        found += [
+            {"id": f"{corpus}/{one.id}", "work": one.id.rpartition("-")[0] if corpus == "austen" else one.id, "text": one.text}
+            for one in some
+        ]
     return found
 
 
@@ -86,7 +98,7 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
         raise InputError(f"{places[1]}: no such file; its lines have SHA-256 {SHA256[name]}, and --data names its folder")
     try:
         data = gzip.decompress(place.read_bytes()) if place.suffix == ".gz" else place.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{place}: damaged ({error}); take a new copy") from None
     found = hashlib.sha256(data).hexdigest()
     if found != SHA256[name]:
@@ -94,6 +106,13 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
             f"{place}: its lines have SHA-256 {found}, not {SHA256[name]}: other rows than are meant; take a new copy"
         )
     return [json.loads(line) for line in data.split(b"\n") if line]
+
+
+def check_rows(chosen: Sequence[Benchmark], data: Path | None) -> None:
+    """InputError where local rows of benchmarks are missing, or not the ones that are meant."""
+    for name in sorted({name for one in chosen for name in (one.rows, one.examples) if name} - {EMBEDDED.rows}):
+        if data:
+            read_rows(data, name)
 
 
 def subjects(folder: Path) -> list[str]:

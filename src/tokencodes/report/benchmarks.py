@@ -1,12 +1,11 @@
 """The benchmarks of a study: every arm's results, and each arm against the baseline, as far as runs were evaluated."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tokencodes.errors import InputError
 from tokencodes.evaluate.audit import title_of
-from tokencodes.evaluate.contrast import MARGIN, MARGIN_BITS, compared, sides
+from tokencodes.evaluate.contrast import compared, sides
 from tokencodes.files import read_json
 from tokencodes.report.contrasts import forest, grid_of, scaled
 from tokencodes.report.evaluations import audit_grid
@@ -41,16 +40,18 @@ def benchmarks_of(study: StudyResult) -> Benchmarks | None:
     contrasts = []
     for arm in told:
         if arm != study.baseline and study.baseline in told:
-            pair = _contrast(study.folder, study.baseline, arm)
+            pair = _contrast(study, study.baseline, arm)
             if pair is not None:
                 contrasts.append((grid_of(pair), forest(pair)))
     return Benchmarks(_results(told), audit_grid(first), contrasts, missing)
 
 
-def _contrast(folder: Path, base: str, other: str) -> dict[str, Any] | None:
+def _contrast(study: StudyResult, base: str, other: str) -> dict[str, Any] | None:
     """None where the two sides were not evaluated alike; `tokencodes contrast` says in which way."""
+    seeds = {f"seed-{seed}" for seed in study.runs[base].keys() & study.runs[other].keys()}
     try:
-        return compared(sides(folder / base, folder / other), MARGIN, MARGIN_BITS)
+        pairs = sides(study.folder / base, study.folder / other, seeds)
+        return compared(pairs, same_recipe=study.same_recipe(base, other))
     except InputError:
         return None
 
@@ -70,5 +71,7 @@ def _results(told: dict[str, dict[int, dict[str, Any]]]) -> Grid:
                 each = f" ({', '.join(scaled(metric, value) for value in values)})" if len(values) > 1 else ""
                 cells.append(mean + each)
             rows.append([title_of(name), metric, f"{metrics['documents']:,}", *cells])
-    note = "Means over seeds, each seed in brackets; accuracies in percent. Chance is 25 % with four choices, 50 % with two."
+    note = (
+        "Means over seeds, each seed in brackets; accuracies in percent. Chance is 1 in the number of choices: 25 % with four."
+    )
     return Grid("Benchmarks", ["benchmark", "metric", "documents", *told], rows, 2, note)

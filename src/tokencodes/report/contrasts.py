@@ -7,23 +7,26 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from tokencodes.evaluate.audit import title_of
+from tokencodes.evaluate.verdicts import ACCURACIES
 from tokencodes.files import write_json, write_text
 from tokencodes.report.figures import COLOURS, STYLE, WIDTH_INCHES, svg
 from tokencodes.report.pages import rendered
 from tokencodes.report.tables import Grid
 
-ACCURACIES = ("acc", "acc_norm")
 NAMES = {"acc": "acc", "acc_norm": "acc_norm", "nats": "nats a document", "bits_per_byte": "bits per byte"}
 
-OVER_SEEDS = (
-    "* pre-declared endpoint. Differences are other - base on the same documents, one a run seed; accuracies in percent "
-    "points. Intervals are t intervals over seeds; nothing is corrected for the number of benchmarks."
+COMMON = (
+    "With a star: pre-declared endpoints. p values are adjusted, by Holm among these, by Benjamini and Hochberg among the "
+    "rest; intervals are of one metric each. Detectable: what would be found with a power of 0.8 as the first of so many "
+    "tests. p within margin: of the difference being at least the declared margin. "
 )
-OF_CHECKPOINTS = (
-    "* pre-declared endpoint: p by Holm among the endpoints, by Benjamini and Hochberg among the rest. Differences are other - "
-    "base on the same documents, accuracies in percent points; intervals count documents that share a subject, a video or a "
-    "page as one cluster. McNemar takes documents for independent. detectable: the difference that would be found with a power "
-    "of 0.8. p within margin: of the difference being at least the declared margin."
+OVER_SEEDS = COMMON + (
+    "Differences are other - base on the same documents, one a run seed, accuracies in percent points; intervals are t "
+    "intervals over seeds."
+)
+OF_CHECKPOINTS = COMMON + (
+    "Differences are other - base on the same documents, accuracies in percent points; intervals count documents that share a "
+    "subject, a video or a source as one cluster. McNemar takes documents for independent."
 )
 
 
@@ -42,32 +45,21 @@ def p_value(value: float | None) -> str:
 
 def table_of(told: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: one metric of one benchmark each, pre-declared endpoints marked with a star."""
-    if told["pairs"] > 1:
-        columns = ["benchmark", "metric", "difference", "95 % t interval", "each seed", "says"]
-        return columns, [_seeds_row(one) for one in told["contrasts"]]
-    columns = ["benchmark", "metric", told["base"], told["other"], "difference", "95 % interval", "p adjusted", "McNemar p"]
-    columns += ["detectable", "p within margin", "says"]
-    return columns, [_row(one) for one in told["contrasts"]]
-
-
-def _head(one: dict[str, Any]) -> list[str]:
-    return [title_of(one["benchmark"]), NAMES[one["metric"]] + (" *" if one["endpoint"] else "")]
+    own = "each seed" if told["pairs"] > 1 else "McNemar p"
+    columns = ["benchmark", "metric", told["base"], told["other"], "difference", "95 % interval", "p adjusted", own]
+    return [*columns, "detectable", "p within margin", "says"], [_row(one) for one in told["contrasts"]]
 
 
 def _row(one: dict[str, Any]) -> list[str]:
     metric, found = one["metric"], one["difference"]
-    interval = f"{scaled(metric, found['low'], True)} to {scaled(metric, found['high'], True)}"
+    head = [title_of(one["benchmark"]), NAMES[metric] + (" *" if one["endpoint"] else "")]
     means = [scaled(metric, one["base"]), scaled(metric, one["other"])]
-    tests = [p_value(one["adjusted"]), p_value(one["mcnemar"]["p"]) if one["mcnemar"] else "-"]
-    rest = [scaled(metric, found["detectable"]), p_value(one["equivalence"]), one["says"]]
-    return [*_head(one), *means, scaled(metric, found["estimate"], True), interval, *tests, *rest]
-
-
-def _seeds_row(one: dict[str, Any]) -> list[str]:
-    metric = one["metric"]
-    interval = f"{scaled(metric, one['low'], True)} to {scaled(metric, one['high'], True)}"
-    each = ", ".join(scaled(metric, value, True) for value in one["differences"])
-    return [*_head(one), scaled(metric, one["mean"], True), interval, each, one["says"]]
+    interval = "-" if found["low"] is None else f"{scaled(metric, found['low'], True)} to {scaled(metric, found['high'], True)}"
+    own = p_value(one["mcnemar"]["p"]) if one["mcnemar"] else "-"
+    if one["differences"]:
+        own = ", ".join(scaled(metric, value, True) for value in one["differences"])
+    rest = [p_value(one["adjusted"]), own, scaled(metric, one["detectable"]), p_value(one["equivalence"]), one["says"]]
+    return [*head, *means, scaled(metric, found["estimate"], True), interval, *rest]
 
 
 def forest(told: dict[str, Any]) -> str:
@@ -77,12 +69,11 @@ def forest(told: dict[str, Any]) -> str:
         figure = Figure(figsize=(WIDTH_INCHES, 1.2 + 0.32 * len(some)))
         axes = figure.add_subplot()
         for place, one in enumerate(reversed(some)):
-            found = one["difference"] if told["pairs"] == 1 else {"estimate": one["mean"], **one}
-            estimate, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
-            colour = COLOURS[1] if one["endpoint"] else COLOURS[7]
-            axes.plot([low, high], [place, place], color=colour, linewidth=1.6)
-            axes.plot([estimate], [place], marker="s", markersize=6, color=colour)
-            for value in one.get("differences", ()):
+            found, colour = one["difference"], COLOURS[1] if one["endpoint"] else COLOURS[7]
+            if found["low"] is not None:
+                axes.plot([100 * found["low"], 100 * found["high"]], [place, place], color=colour, linewidth=1.6)
+            axes.plot([100 * found["estimate"]], [place], marker="s", markersize=6, color=colour)
+            for value in one["differences"]:
                 axes.plot([100 * value], [place - 0.25], marker="o", markersize=3, color=colour, alpha=0.7)
         names = [f"{title_of(one['benchmark'])} {one['metric']}" for one in reversed(some)]
         axes.set_yticks(range(len(some)), names, fontsize=9)

@@ -140,7 +140,7 @@ def lead_of(told: Told) -> list[str]:
     """What was evaluated and how, in sentences."""
     who, opinion, where = told["identity"], told["second_opinion"], told["environment"]
     drawn = (
-        f"{who['documents']:,} documents of each benchmark, drawn with seed {who['seed']}"
+        f"{who['documents']:,} documents of each benchmark that has more, drawn with seed {who['seed']}, and all of the others"
         if who["documents"]
         else "all documents"
     )
@@ -157,7 +157,7 @@ def lead_of(told: Told) -> list[str]:
 
 def curves(evaluations: Sequence[Told]) -> str:
     """Endpoints of evaluations of several checkpoints, against their update."""
-    points = sorted((one["identity"]["update"], one["results"]) for one in evaluations)
+    points = sorted(((one["identity"]["update"], one["results"]) for one in evaluations), key=lambda point: point[0])
     names = [name for name in points[0][1] if name in BENCHMARKS]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 1.7 * len(names)))
@@ -172,29 +172,21 @@ def curves(evaluations: Sequence[Told]) -> str:
     return svg(figure, "curves")
 
 
-def evaluations_of(folder: Path) -> list[Told]:
-    """The evaluation in a folder, or those in its subfolders. InputError if there is none."""
-    places = (
-        [folder]
-        if (folder / "evaluation.json").is_file()
-        else [path.parent for path in sorted(folder.glob("*/evaluation.json"))]
-    )
-    if not places:
-        raise InputError(f"{folder}: no finished evaluation in it; `tokencodes evaluate` writes one")
-    return [read_json(place / "evaluation.json") for place in places]
-
-
-def write_evaluation(folder: Path) -> Path:
-    """results, audit (.md, .csv, .tex) and report.html of one evaluation, or of several in subfolders; returns the page."""
-    found = evaluations_of(folder)
+def write_evaluation(folders: Sequence[Path], out: Path) -> Path:
+    """results, audit (.md, .csv, .tex) and report.html in `out`, of one evaluation or of several of the same requests; returns
+    the page. InputError if one is not done."""
+    found = []
+    for folder in folders:
+        if not (folder / "evaluation.json").is_file():
+            raise InputError(f"{folder}: no finished evaluation in it; `tokencodes evaluate` writes one")
+        found.append(read_json(folder / "evaluation.json"))
     grids = [results_grid(found), audit_grid(found[0]), *(sensitivity_grids(found[0]) if len(found) == 1 else [])]
-    grids[0].write(folder, "results")
-    grids[1].write(folder, "audit")
-    updates = {one["identity"]["update"] for one in found}
+    grids[0].write(out, "results")
+    grids[1].write(out, "audit")
     figures = []
-    if len(updates) > 1 and None not in updates:
+    if len({one["identity"]["update"] for one in found}) > 1:
         figures = [{"svg": curves(found), "caption": "Endpoints over checkpoints of one run."}]
-    page = folder / "report.html"
+    page = out / "report.html"
     title = f"Evaluation of {', '.join(dict.fromkeys(_name(one) for one in found))}"
     write_text(page, rendered("sheet.html.j2", title=title, lead=lead_of(found[0]), findings=[], figures=figures, grids=grids))
     return page

@@ -66,8 +66,12 @@ class StudyResult:
 
     def told(self, pair: PairedDifference) -> str:
         """The sentence of a pair."""
-        recipes = [self.config["arms"][arm].get("overrides", {}) for arm in (pair.arm, pair.baseline)]
-        return sentence(pair, same_recipe=recipes[0] == recipes[1])
+        return sentence(pair, same_recipe=self.same_recipe(pair.arm, pair.baseline))
+
+    def same_recipe(self, one: str, other: str) -> bool:
+        """Whether two arms differ in nothing but their interface."""
+        recipes = [self.config["arms"][arm].get("overrides", {}) for arm in (one, other)]
+        return bool(recipes[0] == recipes[1])
 
     def matched(self) -> bool:
         """Whether in each seed every finished arm began from the same body and head and saw the same windows, by hash."""

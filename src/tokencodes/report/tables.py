@@ -8,7 +8,11 @@ from pathlib import Path
 
 from tokencodes.files import write_text
 
-LATEX = str.maketrans({character: "\\" + character for character in "&%$#_{}"} | {"\\": r"\textbackslash{}", "±": r"$\pm$"})
+LATEX = str.maketrans(
+    {character: "\\" + character for character in "&%$#_{}"}
+    | {character: f"${character}$" for character in "<>|"}
+    | {"\\": r"\textbackslash{}", "±": r"$\pm$", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+)
 
 
 @dataclass(frozen=True)
