@@ -8,7 +8,10 @@ import os
 import shutil
 import subprocess
 from abc import ABC, abstractmethod
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -54,7 +57,8 @@ class Transformers(Runtime):
     @classmethod
     def open(cls, folder: Path, dtype: torch.dtype, **told: Any) -> "Transformers":
         """The model of a folder. RuntimeError where a weight does not come from the file, or the head is tied to the table."""
-        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **told)
+        with redirect_stderr(StringIO()):  # where bars of a GGUF file's tensors go
+            model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **told)
         wrong = [*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])]
         if wrong:
             raise RuntimeError(f"transformers misses or does not know {', '.join(sorted(wrong)[:3])}")
@@ -76,7 +80,7 @@ class Transformers(Runtime):
         cache, given = DynamicCache(config=self.model.config), torch.from_numpy(ids_T)[None]
         tokens, leads = [], []
         for _ in range(steps):
-            last_V = self.model(given, past_key_values=cache, use_cache=True).logits[0, -1].float()
+            last_V = self.model(given, cache=cache, use_cache=True).logits[0, -1].float()
             best = last_V.topk(2)
             tokens.append(int(best.indices[0]))
             leads.append(float(best.values[0] - best.values[1]))
@@ -181,12 +185,17 @@ class TransformersJs(Runtime):
                 "transformers.js is not installed: npm install @huggingface/transformers, and set NODE_PATH to it"
             )
         self.version = json.loads((found / "package.json").read_text())["version"]
-        self._command = [node, str(Path(__file__).with_name("transformers_js.mjs")), str(found), str(folder)]
+        self._command = [node, str(Path(__file__).with_name("transformers_js.mjs")), str(found)]
+        self._folder = folder.resolve()
 
     def _asked(self, question: dict[str, Any]) -> Any:
-        done = subprocess.run(self._command, input=json.dumps(question), capture_output=True, text=True)
+        with TemporaryDirectory() as place:
+            here = Path(place) / "model"  # it takes no folder with a dot before its name
+            here.symlink_to(self._folder)
+            done = subprocess.run([*self._command, str(here)], input=json.dumps(question), capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError((done.stderr.strip().splitlines() or ["node failed"])[-1])
+            told = done.stderr.strip().splitlines()
+            raise RuntimeError(next((line for line in told if "Error" in line), "node failed"))
         return json.loads(done.stdout.splitlines()[-1])
 
     def logits(self, ids_T: Ids) -> Logits:

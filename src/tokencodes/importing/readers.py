@@ -74,7 +74,7 @@ def read_onnx(file: Path) -> Plain:
     for tensor in proto.graph.initializer:
         if tensor.name.endswith(".weight") and tensor.name != TABLE:
             array = numpy_helper.to_array(tensor)
-            weights[tensor.name] = torch.from_numpy(np.ascontiguousarray(array.T if array.ndim == 2 else array))
+            weights[tensor.name] = torch.from_numpy((array.T if array.ndim == 2 else array).copy())
     weights[TABLE] = torch.from_numpy(_input_table(proto, int(config["vocab_size"])))
     props = {one.key: one.value for one in proto.metadata_props}
     sha256 = props.get("tokenizer_sha256")
