@@ -248,7 +248,7 @@ def compared(
         "requests_sha256": base.told["requests_sha256"],
         "context": base.told["identity"]["context"],
         "level": f"these {what}",
-        "contrasts": [_finite({**asdict(one), "says": verdict(one, *names, what)}) for one in found],
+        "contrasts": [_finite({**asdict(one), "says": verdict(one, names[0], names[1], what)}) for one in found],
     }
 
 

@@ -83,10 +83,10 @@ def embedded_rows() -> list[dict[str, Any]]:
     for path in sorted(Path(str(files("tokencodes") / "corpora")).glob("*.jsonl.gz")):
         some = [one for one in read_documents(path) if split_of(one, 0, 0.02) == "validation"]
         corpus = path.name.partition(".")[0]
-        found += [
-            {"id": f"{corpus}/{one.id}", "work": one.id.rpartition("-")[0] if corpus == "austen" else one.id, "text": one.text}
-            for one in some
-        ]
+        for one in some:
+            name = str(one.id)
+            work = name.rpartition("-")[0] if corpus == "austen" else name
+            found.append({"id": f"{corpus}/{name}", "work": work, "text": one.text})
     return found
 
 
