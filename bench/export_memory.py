@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--vocab", type=int, default=49152)
     asked = parser.parse_args()
-    small, large = (asked.work / f"{name}-{asked.interface}" for name in ("small", f"large-{asked.layers}"))
+    small, large = (asked.work / f"{name}-{asked.interface}" for name in ("small", f"large-{asked.layers}-{asked.vocab}"))
     make(small, asked.interface, 1, 512)
     weights = make(large, asked.interface, asked.layers, asked.vocab)
     for to in asked.to:

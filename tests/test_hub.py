@@ -144,5 +144,16 @@ def test_what_is_not_there_or_not_certified_is_one_line(hub, tmp_path):
     with pytest.raises(InputError, match=r"only what `tokencodes export` or `import` made and checked is pushed"):
         push(tmp_path / "folder", "me/model")
     (tmp_path / "folder" / "certificate.json").write_text("{}")
+    with pytest.raises(InputError, match="only what"):
+        push(tmp_path / "folder", "me/model")
+
+
+def test_only_what_was_certified_is_pushed(hub, tmp_path, tokenizer_path):
+    export(saved(trained("gf2"), tmp_path / "model", tokenizer_path), "llama", tmp_path / "out")
+    (tmp_path / "out" / ".env").write_text("SECRET=1")
+    assert ".env" not in {one.name for one in push(tmp_path / "out", "me/model")} and ".env" not in hub.files
     with pytest.raises(InputError, match="a repository is OWNER/NAME"):
-        push(tmp_path / "folder", "model")
+        push(tmp_path / "out", "model")
+    (tmp_path / "out" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"config\.json: not the file that was certified"):
+        push(tmp_path / "out", "me/model")

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,8 @@ from typing import Any
 from tokencodes.errors import InputError
 
 LOCK = ".lock"
-CERTIFICATE = "certificate.json"  # in what `export` and `import` have made
+CERTIFICATE = "certificate.json"
+KINDS = ("tokencodes-export", "tokencodes-import")  # of the certificates that say what may be replaced, and pushed
 
 
 def fsync(path: Path) -> None:
@@ -107,33 +109,70 @@ def only_one(folder: Path) -> Iterator[None]:
 def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
     """A hidden folder beside `folder`: it takes that name when the block ends, and is deleted if the block raises.
 
-    InputError: `folder` is there and `force` is not given, or it holds no certificate of ours; the disk has not `needed_bytes`.
+    InputError: `folder` is there and `force` is not given, or holds what its certificate does not list; another program is
+    making it; the disk has not `needed_bytes`.
     """
+    folder = folder.resolve()
     _refuse(folder, force)
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free
     if free < needed_bytes:
-        raise InputError(
-            f"{folder}: the export needs about {needed_bytes / 1e9:,.2f} GB and {free / 1e9:,.2f} GB are free; name another "
-            f"--out"
-        )
-    partial, old = folder.with_name(f".tmp-{folder.name}"), folder.with_name(f".old-{folder.name}")
-    shutil.rmtree(partial, ignore_errors=True)
+        needed, here = needed_bytes / 1e9, free / 1e9
+        raise InputError(f"{folder}: it needs about {needed:,.2f} GB and {here:,.2f} GB are free; name another --out")
+    partial = folder.with_name(f".tmp-{folder.name}")
+    with only_one(partial):
+        try:
+            for left in partial.iterdir():  # by a program that was killed
+                if left.name != LOCK:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+            yield partial
+            (partial / LOCK).unlink()
+            for place in (*partial.rglob("*"), partial):
+                fsync(place)
+            _refuse(folder, force)  # someone may have made it meanwhile
+            _take_place(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+def _take_place(partial: Path, folder: Path) -> None:
+    """Gives a folder its name; what had it goes, or comes back."""
+    old = folder.with_name(f".old-{folder.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
     try:
-        partial.mkdir()
-        yield partial
-        for place in (*partial.rglob("*"), partial):
-            fsync(place)
-        _refuse(folder, force)  # someone may have made it meanwhile
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old)
         partial.rename(folder)
-        fsync(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        if old.exists():
+            old.rename(folder)
         raise
+    fsync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def certified(folder: Path) -> dict[str, Any] | None:
+    """The certificate that `export` or `import` left in a folder; None where there is none of theirs."""
+    place = folder / CERTIFICATE
+    told = read_json(place) if place.is_file() else None
+    ours = isinstance(told, dict) and told.get("kind") in KINDS and isinstance(told.get("files"), dict)
+    return told if ours else None
+
+
+def file_sha256(path: Path) -> str:
+    """Of its bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_certificate(folder: Path, kind: str, told: dict[str, Any]) -> None:
+    """The last file of a folder: what it is, and the SHA-256 of every other file in it."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != LOCK:
+            files[path.relative_to(folder).as_posix()] = file_sha256(path)
+    write_json(folder / CERTIFICATE, {"kind": kind, "version": 1, **told, "files": files})
 
 
 def _refuse(folder: Path, force: bool) -> None:
@@ -141,8 +180,10 @@ def _refuse(folder: Path, force: bool) -> None:
         return
     if not force:
         raise InputError(f"{folder}: is there already; name another --out, or --force to replace it")
-    if not (folder / CERTIFICATE).is_file():
-        raise InputError(
-            f"{folder}: no {CERTIFICATE} in it, so it was not made by export or import and --force does not replace it; name "
-            f"another --out"
-        )
+    told = certified(folder) if folder.is_dir() else None
+    if told is None:
+        raise InputError(f"{folder}: was not made by export or import, so --force does not replace it; name another --out")
+    known = {*told["files"], CERTIFICATE}
+    more = [name for path in folder.rglob("*") if path.is_file() and (name := path.relative_to(folder).as_posix()) not in known]
+    if more:
+        raise InputError(f"{folder}: holds {more[0]}, which was put there since; take it away, or name another --out")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokencodes.errors import InputError
-from tokencodes.files import CERTIFICATE
+from tokencodes.files import CERTIFICATE, certified, file_sha256
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-PATTERNS = ["*.json", "*.safetensors", "*.md", "*.jinja"]
+PATTERNS = ["*.json", "*.safetensors", "*.md", "*.jinja", "*.gguf", "*.onnx", "*.onnx_data", "*.pt", "*.pth", "*.bin"]
 
 
 @dataclass(frozen=True)
@@ -26,40 +26,42 @@ def fetch(place: str, revision: str | None = None) -> Path:
     if path.exists() or not HUB_ID.fullmatch(place):
         return path
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(place, revision=revision, allow_patterns=PATTERNS))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-        raise InputError(f"{place}: no such path here, and as a hub id it could not be had ({told})") from None
+    except Exception as error:  # of the hub, of the network's library, of names that the hub does not allow
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        raise InputError(f"{place}: no such path here, and as a hub id it could not be had ({why})") from None
 
 
 def push(folder: Path, repository: str, private: bool = True, dry_run: bool = False) -> list[Sent]:
-    """Uploads an export, every file of it, as a repository OWNER/NAME; returns the files. dry_run: only says what it would do.
+    """Uploads an export, every file that its certificate lists, as a repository OWNER/NAME; returns the files. dry_run: only
+    says what it would do.
 
     InputError: no export, a name that is none, or a hub that refuses.
     """
-    if not (folder / CERTIFICATE).is_file():
-        raise InputError(
-            f"{folder}: no {CERTIFICATE} in it; only what `tokencodes export` or `import` made and checked is pushed"
-        )
+    told = certified(folder)
+    if told is None:
+        raise InputError(f"{folder}: only what `tokencodes export` or `import` made and checked is pushed")
     if not HUB_ID.fullmatch(repository):
         raise InputError(f"{repository!r}: a repository is OWNER/NAME")
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    sent = [Sent(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]
+    for name, sha256 in told["files"].items():
+        path = folder / name
+        if not path.is_file() or file_sha256(path) != sha256:
+            raise InputError(f"{path}: not the file that was certified; make the export anew")
+    names = [*told["files"], CERTIFICATE]
+    sent = [Sent(name, (folder / name).stat().st_size) for name in sorted(names)]
     if dry_run:
         return sent
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
-    api = HfApi()
+    api, message = HfApi(), f"{len(sent)} files, exported by tokencodes"
     try:
         api.create_repo(repository, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=f"{len(sent)} files, exported by tokencodes")
-    except (HfHubHTTPError, OSError) as error:
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names, commit_message=message)
+    except Exception as error:  # of the hub, of the network's library, of a card that the hub does not take
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise InputError(
-            f"{repository}: the hub did not take it ({told}); `hf auth login`, or set HF_TOKEN and HF_ENDPOINT"
+            f"{repository}: the hub did not take it ({why}); `hf auth login`, or set HF_TOKEN and HF_ENDPOINT"
         ) from None
     return sent

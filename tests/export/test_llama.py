@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from tests.export.conftest import SHAPE
 from tokencodes.cli import run as command
 from tokencodes.codes import InterfaceSpec
+from tokencodes.codes.assign import order_hash
+from tokencodes.codes.codebook import matrix_hash
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.export import exporting
 from tokencodes.export.exporting import export
@@ -43,6 +46,21 @@ def test_a_plain_llama_has_the_same_bits_and_comes_back_as_what_it_was(spec, mak
     assert weights.keys() == known  # no buffer that a runtime does not know
     again = bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
     assert again.interface["interface"] == str(InterfaceSpec.parse(spec))
+    old, new = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "again"))
+    assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
+
+
+@pytest.mark.parametrize("kind", ["ranked", "clustered", "matrix"])
+def test_what_a_spec_names_by_hash_is_read_off_the_table(kind, make, tmp_path):
+    draw = np.random.default_rng(0)
+    order = np.concatenate([[0], 1 + draw.permutation(319)]).astype(np.int32)
+    matrix = (np.eye(9, dtype=np.uint8) ^ np.eye(9, k=1, dtype=np.uint8)).astype(np.uint8)
+    given = {"matrix": matrix, "offset": np.zeros(9, dtype=np.uint8)} if kind == "matrix" else {"order": order}
+    seed = ",ids_seed=3" if kind == "clustered" else ""
+    spec = f"gf2:matrix={matrix_hash(given)}" if kind == "matrix" else f"binary:ids={kind}{seed},order={order_hash(order)}"
+    folder = make(spec, given)
+    export(folder, "llama", tmp_path / "plain")
+    bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
     old, new = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "again"))
     assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
 
@@ -127,7 +145,27 @@ def test_a_folder_is_replaced_by_force_alone_and_only_if_it_was_made_here(make, 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     assert command([*asked[:-1], str(tmp_path / "mine"), "--force"]) == 2
-    assert "it was not made by export" in capsys.readouterr().err and (tmp_path / "mine" / "thesis.txt").is_file()
+    assert "was not made by export" in capsys.readouterr().err and (tmp_path / "mine" / "thesis.txt").is_file()
+
+
+def test_what_was_put_there_since_is_not_replaced_nor_is_the_source(make, tmp_path, capsys):
+    folder = make()
+    assert command(["export", str(folder), "--to", "llama", "--out", str(tmp_path / "plain")]) == 0
+    assert command(["import", str(tmp_path / "plain"), "--out", str(tmp_path / "back")]) == 0
+    for asked in (["export", "back", "--to", "llama"], ["import", "plain"]):
+        place = tmp_path / asked[1]
+        assert command([asked[0], str(place), *asked[2:], "--out", str(place), "--force"]) == 2
+        assert "the model lies there; name another --out" in capsys.readouterr().err
+    (tmp_path / "plain" / "notes.txt").write_text("mine")
+    assert command(["export", str(folder), "--to", "llama", "--out", str(tmp_path / "plain"), "--force"]) == 2
+    assert "holds notes.txt, which was put there since" in capsys.readouterr().err
+    told = (tmp_path / "plain" / "certificate.json").read_text()
+    assert str(tmp_path) not in told and json.loads(told)["kind"] == "tokencodes-export"
+
+
+def test_another_body_is_refused(make, tmp_path):
+    with pytest.raises(InputError, match="num_key_value_heads 2; only the paper's body is taken"):
+        export(make(num_key_value_heads=2), "llama", tmp_path / "plain")
 
 
 def test_no_space_and_an_interruption_leave_nothing(make, tmp_path, monkeypatch, capsys):
@@ -187,7 +225,7 @@ def test_of_a_run_the_newest_checkpoint_is_taken_and_said(dataset, tmp_path, tok
     train(tiny_study(dataset.path).run("gf2", 1), dataset, tmp_path / "gf2" / "seed-1", Silent())
     assert command(["export", str(tmp_path / "gf2" / "seed-1"), "--to", "llama", "--out", str(tmp_path / "out"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["checkpoint"].endswith("checkpoints/update-00000008") and told["runtimes"][0]["texts"] == 8
+    assert (told["name"], told["checkpoint"]) == ("gf2-seed-1", "update-00000008") and told["runtimes"][0]["texts"] == 8
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Arm `gf2`, run seed 1" in card and "8 updates, 512 targets processed" in card
     assert card.startswith("---\n") and "# gf2-seed-1" in card

@@ -173,3 +173,26 @@ def test_unusable_logits_heads_and_maps_are_one_line(leave, tmp_path):
 def test_two_tensors_that_would_be_the_same_are_refused():
     with pytest.raises(InputError, match=r"would both be model\.norm\.weight"):
         mapping(["ln_f.weight", "norm.weight"], {})
+
+
+def test_logits_that_cannot_tell_readings_apart_are_not_enough(leave, tmp_path):
+    model = trained("binary")
+    folder, _, _ = leave(model, theirs(model))
+    for ids, change in (
+        (torch.tensor([[5]]), 0.0),
+        (torch.zeros(1, 6, dtype=torch.int64), 0.0),
+        (torch.tensor([[5, 6, 7]]), float("nan")),
+    ):
+        with torch.no_grad():
+            save_file({"input_ids": ids, "logits": model(ids).logits + change}, tmp_path / "few.safetensors")
+        with pytest.raises(InputError, match="texts of two tokens or more, and finite logits that are not all 0"):
+            bring(folder, tmp_path / "ours", "binary", None, tmp_path / "few.safetensors", False)
+
+
+def test_an_incomplete_checkpoint_says_what_is_missing(leave, tmp_path):
+    model = trained("binary")
+    tensors = theirs(model)
+    del tensors["module.blocks.1.ffn.w2.weight"]
+    folder, logits, _ = leave(model, tensors)
+    with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.down_proj\.weight is missing"):
+        bring(folder, tmp_path / "ours", "binary", None, logits, False)

@@ -34,7 +34,7 @@ def export(
         "logits apart",
         "KL, mean nats",
         "greedy steps equal",
-        title=f"{found.checkpoint} -> {out}",
+        title=f"{found.name}, {found.checkpoint} -> {out}",
     )
     for one in found.runtimes:
         if one.status != "agrees":

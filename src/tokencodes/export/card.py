@@ -48,14 +48,16 @@ def read_record(source: Source) -> Record:
     if folder is None or not (folder / "result.json").is_file():
         return Record(source.name, shape, limits=limits)
     result = read_json(folder / "result.json")
-    last = place.name == "model" or int(place.name.removeprefix("update-")) == result["updates"]
+    last = place.name in ("model", f"update-{result['updates']:08d}")
     if not last:
         limits.append(
             f"This is {place.name} of a run of {result['updates']:,} updates; its figures above are of the run's end."
         )
     told = _run(result, read_toml(folder / "config.toml"))
     evaluated = folder / "evaluation" / "evaluation.json"
-    evaluation = _evaluation(read_json(evaluated)) if last and evaluated.is_file() else None
+    there = read_json(evaluated) if last and evaluated.is_file() else None
+    current = there is not None and there["identity"]["update"] in (None, result["updates"])
+    evaluation = _evaluation(there) if there is not None and current else None
     return Record(source.name, shape, told, _study(folder.parent.parent / "study.toml"), evaluation, limits)
 
 

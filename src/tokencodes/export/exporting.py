@@ -19,11 +19,12 @@ from tokencodes.export.expected import expect
 from tokencodes.export.llama import DTYPES, copy_tokenizer, generation, write_llama
 from tokencodes.export.runtimes import LlamaCpp, OnnxRuntime, Runtime, Transformers, TransformersJs
 from tokencodes.export.source import Source, open_source
-from tokencodes.files import CERTIFICATE, appearing, write_json
+from tokencodes.files import appearing, write_certificate, write_json
 
 TYPES = {"llama": ("F32", "BF16", "F16"), "gguf": ("F32", "F16", "BF16", "Q8_0"), "onnx": ("F32",)}
 BITS = {"F32": 32, "F16": 16, "BF16": 16, "Q8_0": 8.5}
-NEEDS = {"llama": (), "gguf": ("gguf",), "onnx": ("onnx", "onnxruntime")}
+NEEDS = {"llama": (), "gguf": ("gguf", "accelerate"), "onnx": ("onnx", "onnxruntime")}
+KIND = "tokencodes-export"
 # What opens a format: name of the runtime, and whether its float32 logits must be ours bit by bit.
 Opening = tuple[Callable[[], Runtime], str, bool]
 
@@ -32,8 +33,8 @@ Opening = tuple[Callable[[], Runtime], str, bool]
 class Export:
     """What was made: certificate.json. reference_difference: of our own float32 logits from the float64 reference."""
 
-    folder: str
-    checkpoint: str
+    name: str
+    checkpoint: str  # the update's folder, or the model's; no path, because it travels
     format: str
     weights: str
     input_table: str  # the type that it is stored in; "code" where the code itself is
@@ -45,7 +46,7 @@ class Export:
 
     def as_json(self) -> dict[str, Any]:
         """As one JSON object."""
-        return {"version": 1, "tokencodes": tokencodes.__version__, **asdict(self)}
+        return {"tokencodes": tokencodes.__version__, **asdict(self)}
 
 
 def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = False) -> Export:
@@ -56,23 +57,30 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
     """
     _check(to, weights)
     source = open_source(place)
+    if source.place.resolve().is_relative_to(out.resolve()):
+        raise InputError(f"{out}: the model lies there; name another --out")
     needed = int(source.weight_bytes * BITS[weights] / 32 * 1.02) + (1 << 22)
+    if to == "gguf":  # its table may stay in float32
+        needed += 4 * source.model.config.vocab_size * source.model.config.hidden_size
     with appearing(out, force, needed) as folder:
         record, expected = read_record(source), expect(source.model, source.place)
+        if not expected.from_reference <= expected.bound:
+            raise CheckFailed(
+                f"{source.place}: our own logits are {expected.from_reference:.1e} from the float64 reference (bound "
+                f"{expected.bound:.1e}); `tokencodes verify` says where"
+            )
         table = _write(source, to, weights, folder)
-        exact, frozen, facts, checkpoint = source.exact, source.frozen, source.facts(), str(source.place)
-        context, file = source.model.config.max_position_embeddings, file_of(source, to, weights)
+        exact, frozen, facts, name = source.exact, source.frozen, source.facts(), source.name
+        context, file, taken = source.model.config.max_position_embeddings, file_of(source, to, weights), source.place.name
         del source  # two models at once would take twice the memory
-        found = tuple(
-            compare(expected, opened, name, weights, bitwise)
-            for opened, name, bitwise in _openings(to, weights, folder, file, context, exact)
-        )
+        openings = _openings(to, weights, folder, file, context, exact)
+        found = tuple(compare(expected, opened, runtime, weights, bitwise) for opened, runtime, bitwise in openings)
         for one in found:
             if one.status == "differs":
                 raise CheckFailed(f"{out}: not made, because {one.runtime} does not agree with our model: {one.detail}")
-        made = Export(str(out), checkpoint, to, weights, table, frozen, facts, expected.from_reference, expected.bound, found)
-        write_json(folder / CERTIFICATE, made.as_json())
+        made = Export(name, taken, to, weights, table, frozen, facts, expected.from_reference, expected.bound, found)
         write_card(record, made, folder)
+        write_certificate(folder, KIND, made.as_json())
     return made
 
 

@@ -126,7 +126,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, source: Source) -> None:
     if source.tokenizer is None:
         raise InputError(f"{source.place}: no tokenizer.json with it, and a GGUF file holds its vocabulary; put it there")
     told = json.loads(source.tokenizer.read_bytes())
-    if told["model"]["type"] != "BPE":
+    if told["model"].get("type", "BPE") != "BPE":
         raise InputError(
             f"{source.tokenizer}: a model of type {told['model']['type']}, and only byte-level BPE is written; use --to llama"
         )
@@ -134,7 +134,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, source: Source) -> None:
     tokens, types = [f"[PAD{id}]" for id in range(size)], [TokenType.UNUSED] * size  # ids that no token has are padding
     for token, id in told["model"]["vocab"].items():
         tokens[id], types[id] = token, TokenType.NORMAL
-    for one in told["added_tokens"]:
+    for one in told.get("added_tokens", ()):
         kind = TokenType.CONTROL if one["special"] else TokenType.USER_DEFINED
         tokens[one["id"]], types[one["id"]] = one["content"], kind
     writer.add_tokenizer_model("gpt2")
@@ -145,15 +145,15 @@ def _add_vocabulary(writer: gguf.GGUFWriter, source: Source) -> None:
     if config.bos_token_id is not None:  # id 0 is an id
         writer.add_bos_token_id(config.bos_token_id)
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    if ends[0] is not None:
-        writer.add_eos_token_id(ends[0])
+    for end in [end for end in ends if end is not None][:1]:
+        writer.add_eos_token_id(end)
     writer.add_add_bos_token(False)  # training put the end of text behind documents, never before
     writer.add_add_space_prefix(False)
 
 
 def pre_tokenizer_name(told: dict[str, Any], file: Path) -> str:
     """llama.cpp's name for what a tokenizer does before it merges. InputError where it has none that we know to be the same."""
-    parts = told["pre_tokenizer"] or {}
+    parts = told.get("pre_tokenizer") or {}
     parts = parts["pretokenizers"] if parts.get("type") == "Sequence" else [parts]
     plain = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     cut = [

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
 
 from tokencodes.codes import lift
-from tokencodes.export.source import UNFREEZES, Source
+from tokencodes.export.source import Source
 from tokencodes.interfaces import FixedCode, InputInterface, LearnedTable
 from tokencodes.verify.identity import stored_book
 
@@ -97,7 +97,6 @@ def write_onnx(source: Source, file: Path) -> bool:
     made = helper.make_graph(graph.nodes, source.name, [*inputs, *cache_in], outputs, graph.tensors, value_info=between)
     proto = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="tokencodes")
     proto.ir_version = IR_VERSION
-    proto.doc_string = UNFREEZES if source.frozen else ""
     facts = {key: str(value) for key, value in source.facts().items()}
     helper.set_model_props(proto, {**facts, "frozen_input": str(source.frozen).lower()})
     if graph.data is not None:

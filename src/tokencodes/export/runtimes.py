@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
+NODE_SECONDS = 3600
 
 
 class NotInstalled(RuntimeError):
@@ -96,8 +97,8 @@ class OnnxRuntime(Runtime):
     def __init__(self, file: Path) -> None:
         try:
             import onnxruntime
-        except ImportError:
-            raise NotInstalled("onnxruntime is not installed: pip install tokencodes[export]") from None
+        except (ImportError, OSError) as error:
+            raise NotInstalled(f"onnxruntime is not installed ({error}): pip install tokencodes[export]") from None
         self.version = onnxruntime.__version__
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -138,8 +139,8 @@ class LlamaCpp(Runtime):
     def __init__(self, file: Path, context: int) -> None:
         try:
             import llama_cpp
-        except ImportError:
-            told = "llama-cpp-python is not installed: pip install llama-cpp-python (it is compiled there)"
+        except (ImportError, OSError, RuntimeError) as error:  # it raises the last where its library does not load
+            told = f"llama-cpp-python is not installed ({error}): pip install llama-cpp-python, which compiles it"
             raise NotInstalled(told) from None
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         self._model = llama_cpp.Llama(
@@ -192,7 +193,8 @@ class TransformersJs(Runtime):
         with TemporaryDirectory() as place:
             here = Path(place) / "model"  # it takes no folder with a dot before its name
             here.symlink_to(self._folder)
-            done = subprocess.run([*self._command, str(here)], input=json.dumps(question), capture_output=True, text=True)
+            asked = [*self._command, str(here)]
+            done = subprocess.run(asked, input=json.dumps(question), capture_output=True, text=True, timeout=NODE_SECONDS)
         if done.returncode:
             told = done.stderr.strip().splitlines()
             raise RuntimeError(next((line for line in told if "Error" in line), "node failed"))

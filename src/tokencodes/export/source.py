@@ -1,7 +1,7 @@
 """What leaves: a checkpoint's model, its tokenizer, and the plain Llama that it is to everyone else."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,10 @@ class Source:
     @property
     def name(self) -> str:
         """A short name: that of the run, or of the folder, without update and `model`."""
-        place = self.place.parent.parent if self.place.parent.name == "checkpoints" else self.place
+        place = self.place.resolve()
+        if place.parent.name == "snapshots":  # of the hub's cache: models--OWNER--NAME/snapshots/COMMIT
+            return place.parent.parent.name.rpartition("--")[2]
+        place = place.parent.parent if place.parent.name == "checkpoints" else place
         place = place.parent if place.name == "model" else place
         arm = f"{place.parent.name}-" if place.name.startswith("seed-") else ""
         return f"{arm}{place.name}"
@@ -97,6 +100,7 @@ def open_source(place: Path) -> Source:
     positions are scaled, or its tokenizer is not the one that it was trained with or has no place in its vocabulary."""
     place = checkpoint.find(place)
     model = checkpoint.load_model(place)
+    require_body(model.config.to_dict(), place)
     if model.config.rope_parameters.get("rope_type", "default") != "default":
         raise InputError(
             f"{place}: rotary positions of type {model.config.rope_parameters['rope_type']!r}; only plain ones are exported"
@@ -107,6 +111,22 @@ def open_source(place: Path) -> Source:
     return Source(place, model, tokenizer)
 
 
+def require_body(told: Mapping[str, Any], place: Path) -> None:
+    """InputError where a configuration is of another body than the paper's, which the formats and the reference are for."""
+    heads, width = told.get("num_attention_heads"), told.get("hidden_size")
+    other = {
+        "num_key_value_heads": told.get("num_key_value_heads") not in (None, heads),
+        "attention_bias": bool(told.get("attention_bias")),
+        "mlp_bias": bool(told.get("mlp_bias")),
+        "hidden_act": told.get("hidden_act", "silu") not in ("silu", "swish"),
+        "head_dim": None not in (told.get("head_dim"), heads, width) and told["head_dim"] * heads != width,
+    }
+    for key in (key for key, differs in other.items() if differs):
+        raise InputError(
+            f"{place}: {key} {told[key]!r}; only the paper's body is taken: as many key heads as heads, SwiGLU, no biases"
+        )
+
+
 def _check_tokenizer(file: Path, model: TokenCodeForCausalLM) -> None:
     data, wanted, size = file.read_bytes(), model.config.tokenizer_sha256, model.config.vocab_size
     found = hashlib.sha256(data).hexdigest()
@@ -114,6 +134,9 @@ def _check_tokenizer(file: Path, model: TokenCodeForCausalLM) -> None:
         raise InputError(
             f"{file}: SHA-256 {found[:12]}, but the model was trained with the tokenizer {wanted[:12]}; put that one there"
         )
-    entries = max(Tokenizer.from_buffer(data).get_vocab().values(), default=-1) + 1
+    try:
+        entries = max(Tokenizer.from_buffer(data).get_vocab().values(), default=-1) + 1
+    except Exception as error:  # the library raises a bare Exception
+        raise InputError(f"{file}: not a tokenizers file ({str(error)[:80]})") from None
     if not size - PADDED <= entries <= size:
         raise InputError(f"{file}: {entries:,} entries, but the model knows {size:,} tokens; put its own tokenizer there")

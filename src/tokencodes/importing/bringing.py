@@ -8,7 +8,7 @@ from typing import Any
 
 import tokencodes
 from tokencodes.errors import InputError
-from tokencodes.files import CERTIFICATE, appearing, write_json
+from tokencodes.files import appearing, write_certificate
 from tokencodes.importing.foreign import import_foreign
 from tokencodes.importing.names import Mapped
 from tokencodes.importing.plain import compact
@@ -22,8 +22,7 @@ class Import:
     """What was made: certificate.json. found: how the interface was found; compared: on what, and how far apart. mapping: their
     tensors, for another program's checkpoint."""
 
-    folder: str
-    source: str
+    source: str  # its name; no path, because it travels
     interface: dict[str, Any]
     found: str
     compared: str
@@ -31,7 +30,7 @@ class Import:
 
     def as_json(self) -> dict[str, Any]:
         """As one JSON object."""
-        return {"version": 1, "tokencodes": tokencodes.__version__, **asdict(self)}
+        return {"tokencodes": tokencodes.__version__, **asdict(self)}
 
 
 def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logits: Path | None, force: bool) -> Import:
@@ -39,6 +38,8 @@ def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logi
     another program's checkpoint. InputError, CheckFailed: nothing is written."""
     if not place.exists():
         raise InputError(f"{place}: no such file or folder")
+    if place.resolve().is_relative_to(out.resolve()):
+        raise InputError(f"{out}: the model lies there; name another --out")
     plain = read_plain(place) if map_file is None and logits is None else None
     found, mapped = (compact(plain, asked), []) if plain else import_foreign(place, map_file, logits, asked)
     model = found.model
@@ -49,6 +50,6 @@ def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logi
         for name in CARRIED:
             if place.is_dir() and (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
-        made = Import(str(out), str(place), facts, found.found, found.compared, tuple(mapped))
-        write_json(folder / CERTIFICATE, made.as_json())
+        made = Import(place.resolve().name, facts, found.found, found.compared, tuple(mapped))
+        write_certificate(folder, "tokencodes-import", made.as_json())
     return made

@@ -6,6 +6,7 @@ ones are tried with the seeds that people use. Whatever is proposed must then gi
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -167,7 +168,7 @@ def order_of(spec: InterfaceSpec, table_VD: Floats) -> Given:
     """What an informed assignment names by hash, read off the table: the number of each token's word. InputError where a token
     has no word of these."""
     size, width = table_VD.shape
-    plain = InterfaceSpec.parse(str(spec).replace(f"ids={spec.ids}", "ids=natural").replace(f",order={spec.order}", ""))
+    plain = replace(spec, ids="natural", ids_seed=0, order=None)
     natural = build_interface(plain, size, width).materialize().numpy()
     numbers = {row.tobytes(): number for number, row in enumerate(natural)}
     try:

@@ -6,6 +6,7 @@ the checkpoint is taken, and if none is, nothing is. The paper's released files 
 it on them yet.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -15,12 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
 
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given, matrix_hash
 from tokencodes.errors import CheckFailed, InputError
+from tokencodes.export.source import require_body
 from tokencodes.files import read_json
 from tokencodes.importing.fit import as_bits, fit, has_words, words_of, written
 from tokencodes.importing.names import GATE_UP, QKV, Mapped, mapping, read_map
@@ -78,9 +81,11 @@ def read_beside(file: Path) -> Beside:
         raise InputError(f"--logits {file}: holds {', '.join(sorted(told)) or 'nothing'}; input_ids and logits are needed")
     ids, logits = np.atleast_2d(told["input_ids"]).astype(np.int64), told["logits"]
     logits = logits[None] if logits.ndim == 2 else logits
-    if logits.shape[:2] != ids.shape:
+    if logits.ndim != 3 or logits.shape[:2] != ids.shape:
         raise InputError(f"--logits {file}: input_ids {list(ids.shape)} and logits {list(logits.shape)} do not fit each other")
-    return Beside(ids, logits)
+    if not ids.size or ids.shape[1] < 2 or not np.isfinite(logits).all() or not logits.any():
+        raise InputError(f"--logits {file}: texts of two tokens or more, and finite logits that are not all 0, are needed")
+    return Beside(ids, logits.astype(np.float32))
 
 
 def read_tensors(place: Path) -> Weights:
@@ -93,7 +98,10 @@ def read_tensors(place: Path) -> Weights:
     found: Weights = {}
     for file in files:
         if file.suffix == ".safetensors":
-            found |= load_file(file)
+            try:
+                found |= load_file(file)
+            except SafetensorError as error:
+                raise InputError(f"{file}: damaged ({error}); take a new copy") from None
             continue
         try:
             told = torch.load(file, map_location="cpu", weights_only=True)
@@ -101,6 +109,8 @@ def read_tensors(place: Path) -> Weights:
             raise InputError(f"{file}: cannot be read as weights ({str(error).splitlines()[0][:120]})") from None
         for key in ("model", "state_dict", "model_state_dict"):
             told = told[key] if isinstance(told, dict) and isinstance(told.get(key), dict) else told
+        if not isinstance(told, dict):
+            raise InputError(f"{file}: holds a {type(told).__name__}, and a dictionary of tensors is needed")
         found |= {name: value for name, value in told.items() if isinstance(value, torch.Tensor)}
     return found
 
@@ -115,31 +125,88 @@ def import_foreign(place: Path, map_file: Path | None, logits: Path | None, aske
     beside, tensors = read_beside(logits), read_tensors(place)
     found = mapping(list(tensors), read_map(map_file) if map_file else {})
     config, assumed = read_config(place)
-    best = float("inf")
+    best, fits = float("inf"), dict[str, tuple[Way, InputInterface]]()
     for way in ways(found):
-        weights, code = laid_out(tensors, found, way, config["num_attention_heads"])
+        weights, code = _laid_out(tensors, found, way, config["num_attention_heads"], place)
+        require_complete(weights, config, beside, place)
         for interface in interfaces_of(weights, code, asked):
             apart, bound = difference(weights, interface, config, beside)
-            best = min(best, apart)
+            best = min(best, apart if np.isfinite(apart) else best)
             if apart <= bound:
-                model = _model(weights, interface, config, beside, place)
-                told = f"{interface.spec}; {way}" + (f"; assumed {', '.join(assumed)}" if assumed else "")
-                return Imported(model, told, f"{beside.ids.size} positions, logits up to {apart:.1e} from those given"), found
-    raise CheckFailed(
-        f"{place}: no reading of it gives the logits of {logits} (nearest: {best:.3g} apart); nothing was written"
-    )
+                fits.setdefault(_digest(weights, interface), (way, interface))
+    if not fits:
+        raise CheckFailed(
+            f"{place}: no reading of it gives the logits of {logits} (nearest: {best:.3g} apart); nothing was written"
+        )
+    if len(fits) > 1:
+        told = "; ".join(f"{interface.spec}, {way}" for way, interface in fits.values())
+        raise CheckFailed(f"{logits}: {len(fits)} readings give these logits ({told}); give more of them, of longer texts")
+    ((way, interface),) = fits.values()
+    weights, _ = _laid_out(tensors, found, way, config["num_attention_heads"], place)
+    apart, _ = difference(weights, interface, config, beside)
+    model = _model(weights, interface, config, beside, place)
+    told = f"{interface.spec}; {way}" + (f"; assumed {', '.join(assumed)}" if assumed else "")
+    return Imported(model, told, f"{beside.ids.size} positions, logits up to {apart:.1e} from those given"), found
+
+
+def _laid_out(tensors: Weights, found: list[Mapped], way: Way, heads: int, place: Path) -> tuple[Weights, Weights]:
+    try:
+        return laid_out(tensors, found, way, heads)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"{place}: its tensors cannot be cut for {heads} heads ({str(error).splitlines()[0][:120]})") from None
+
+
+def _digest(weights: Weights, interface: InputInterface) -> str:
+    """What tells one reading from another: the tensors of the model that it gives."""
+    digest = hashlib.sha256(interface.materialize().numpy().data if not interface.spec.learned else b"")
+    for name, tensor in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()
+
+
+def require_complete(weights: Weights, config: dict[str, Any], beside: Beside, place: Path) -> None:
+    """InputError where tensors are missing or of shapes that do not fit, or the logits are of another vocabulary."""
+    if "lm_head.weight" not in weights:
+        raise InputError(f"{place}: no head among its tensors (lm_head.weight): a tied head would make the input trainable")
+    size, width = weights["lm_head.weight"].shape
+    blocks = reference.layers({name: np.empty(0) for name in weights})
+    gate = weights.get("model.layers.0.mlp.gate_proj.weight")
+    inner = len(gate) if gate is not None else 0
+    square, wide = (width, width), (inner, width)
+    inside = {f"self_attn.{part}_proj": square for part in "qkvo"} | {"mlp.gate_proj": wide, "mlp.up_proj": wide}
+    inside |= {"mlp.down_proj": (width, inner), "input_layernorm": (width,), "post_attention_layernorm": (width,)}
+    wanted = {f"model.layers.{block}.{part}.weight": shape for block in range(max(blocks, 1)) for part, shape in inside.items()}
+    wanted |= {"model.norm.weight": (width,)} | ({TABLE: (size, width)} if TABLE in weights else {})
+    for name, shape in wanted.items():
+        if name not in weights or tuple(weights[name].shape) != shape:
+            here = list(weights[name].shape) if name in weights else "missing"
+            raise InputError(f"{place}: {name} is {here}, not {list(shape)}; say by --map FILE which tensor it is")
+    more = sorted(weights.keys() - wanted.keys() - {"lm_head.weight"})
+    if more:
+        raise InputError(f"{place}: {more[0]} has no place in this decoder of {blocks} blocks; drop it by --map FILE")
+    if beside.logits.shape[2] != size:
+        raise InputError(f"{place}: a head of {size:,} tokens, and logits of {beside.logits.shape[2]:,}")
+    if beside.ids.min() < 0 or beside.ids.max() >= size:
+        raise InputError(f"{place}: input_ids from {beside.ids.min()} to {beside.ids.max()}, and {size:,} tokens")
+    if width % config["num_attention_heads"]:
+        raise InputError(f"{place}: width {width} and {config['num_attention_heads']} heads do not fit each other")
 
 
 def read_config(place: Path) -> tuple[dict[str, Any], list[str]]:
     """The numbers that weights do not show, under our names; and which of them were assumed."""
     file = (place if place.is_dir() else place.parent) / "config.json"
     told = read_json(file)
-    told = {**told, **told.get("rope_parameters", {})}
+    if not isinstance(told, dict):
+        raise InputError(f"{file}: no JSON object; take a new copy")
+    require_body(told, place)
+    told = {**told, **(told.get("rope_parameters") or {})}
     found = {ours: next((told[name] for name in names if told.get(name) is not None), None) for ours, names in ALIASES.items()}
     if found["num_attention_heads"] is None:
         raise InputError(f"{file}: the number of heads is not there; add num_attention_heads")
     assumed = [f"{name} {value:g}" for name, value in ASSUMED.items() if found[name] is None]
-    return {**found, **{name: value for name, value in ASSUMED.items() if found[name] is None}}, assumed
+    ends = {key: told[key] for key in ("bos_token_id", "eos_token_id") if key in told}
+    return {**found, **{name: value for name, value in ASSUMED.items() if found[name] is None}, "ends": ends}, assumed
 
 
 def ways(found: list[Mapped]) -> Iterator[Way]:
@@ -182,12 +249,10 @@ def _by_head(tensor: torch.Tensor, heads: int, parts: int) -> torch.Tensor:
 
 def interfaces_of(weights: Weights, code: Weights, asked: str | None) -> Iterator[InputInterface]:
     """What the input may be: the table's code or the table itself; a stored codebook or matrix behind each copying lift."""
-    size, width = weights["lm_head.weight"].shape if "lm_head.weight" in weights else (0, 0)
-    if not size:
-        raise InputError(
-            "no head among the tensors (lm_head.weight): a tied head would make the input trainable, and is not taken"
-        )
+    size, width = weights["lm_head.weight"].shape
     if asked is not None:
+        if InterfaceSpec.parse(asked).learned and TABLE not in weights:
+            raise InputError(f"--interface {asked}: no input table among the tensors")
         yield build_interface(InterfaceSpec.parse(asked), size, width)
     elif TABLE in weights:
         try:
@@ -236,7 +301,7 @@ def difference(weights: Weights, interface: InputInterface, config: dict[str, An
     for ids, logits in zip(beside.ids, beside.logits, strict=True):
         exact = reference.forward({**arrays, TABLE: table.numpy()}, shape, ids)
         bound = max(bound, 32 * (blocks + 1) * ROUNDOFF * float(np.abs(exact).max()))
-        worst = max(worst, float(np.abs(exact - logits).max()))
+        worst = float(np.maximum(worst, np.abs(exact - logits).max()))  # NaN stays NaN
         if not worst <= bound:
             break  # another way to read it
     return worst, bound
@@ -253,6 +318,7 @@ def _model(weights: Weights, interface: InputInterface, config: dict[str, Any], 
         "rms_norm_eps": config["rms_norm_eps"],
         "rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]},
         "max_position_embeddings": config["max_position_embeddings"] or beside.ids.shape[1],
+        **config["ends"],
     }
     table = weights.pop(TABLE, torch.empty(0))
     return assembled(told, interface, weights, table, None, place)

@@ -11,7 +11,8 @@ from tokencodes.codes import InterfaceSpec, lift
 from tokencodes.codes.codebook import Given
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.export.agreement import LOOSE
-from tokencodes.export.runtimes import Runtime
+from tokencodes.export.runtimes import Runtime, Transformers
+from tokencodes.export.source import require_body
 from tokencodes.importing.fit import affine, as_bits, fit, folded, order_of, verified
 from tokencodes.interfaces import InputInterface, build_interface
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
@@ -58,15 +59,14 @@ def compact(plain: Plain, asked: str | None) -> Imported:
             raise InputError(f"{plain.place}: no {name} in its files; take a complete copy of an untied Llama")
     if plain.config.get("rope_scaling"):
         raise InputError(f"{plain.place}: rope_scaling {plain.config['rope_scaling']}; only plain rotary positions are taken")
+    require_body(plain.config, plain.place)
     config = dict(plain.config)
     config.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)})  # version 4
     table = weights.pop(TABLE).float()
     interface, found = interface_of_table(table.numpy(), asked, plain.claim, plain.place)
     model = assembled(config, interface, weights, table, plain.tokenizer_sha256, plain.place)
-    ids = drawn_ids(model)
-    with torch.no_grad():
-        ours = model(ids).logits.numpy()
-    theirs = np.stack([plain.runtime.logits(row) for row in ids.numpy()])
+    ids, own = drawn_ids(model), Transformers(model)
+    ours, theirs = (np.stack([runtime.logits(row) for row in ids.numpy()]) for runtime in (own, plain.runtime))
     apart, largest = float(np.abs(ours - theirs).max()), float(np.abs(theirs).max())
     spec = interface.spec
     exact = plain.runtime.exact and (spec.learned or spec.lift != "orthogonal")
@@ -118,8 +118,10 @@ def given_of(spec: InterfaceSpec, table_VD: np.ndarray) -> Given:
     if spec.matrix:
         bits = next((as_bits(table_VD[:, shown]) for _, _, shown in folded(table_VD)), None)
         solved = affine(bits) if bits is not None else None
-        if solved is None:
-            raise InputError(f"the input table holds no bits from which the matrix of {str(spec)!r} could be read")
+        if solved is None or solved[0].shape[0] != solved[0].shape[1]:
+            raise InputError(
+                f"the input table does not determine the matrix of {str(spec)!r}; import the model that it was exported from"
+            )
         given |= {"matrix": solved[0], "offset": solved[1]}
     return given
 

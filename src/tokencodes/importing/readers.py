@@ -1,6 +1,7 @@
 """A plain Llama out of the formats that `export` writes: a transformers folder, a GGUF file, an ONNX graph."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,38 @@ from tokencodes.importing.plain import TABLE, Plain, Weights, refuse_tied
 
 
 def read_plain(place: Path) -> Plain | None:
-    """The plain Llama at a place; None where there is none, and another program may have made it."""
-    if place.suffix == ".gguf":
-        return read_gguf(place)
-    if place.is_dir() and not (place / "config.json").is_file() and len(list(place.glob("*.gguf"))) == 1:
-        return read_gguf(next(place.glob("*.gguf")))
-    if not (place / "config.json").is_file() or read_json(place / "config.json").get("model_type") != "llama":
+    """The plain Llama at a place; None where there is none, and another program may have made it. InputError where there is
+    one that cannot be read."""
+    reader, file = _reader(place)
+    if reader is None:
         return None
+    try:
+        return reader(file)
+    except InputError:
+        raise
+    except ImportError as error:
+        raise InputError(f"{file}: {error}; pip install 'tokencodes[export]'") from None
+    except Exception as error:  # each library has errors of its own for files that are damaged, incomplete or tied
+        told = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        raise InputError(f"{file}: cannot be read as a Llama with a head of its own ({told}); take a complete copy") from None
+
+
+def _reader(place: Path) -> tuple[Callable[[Path], Plain] | None, Path]:
+    """What reads a place, and what it reads there."""
+    if place.suffix == ".gguf":
+        return read_gguf, place
+    files = list(place.glob("*.gguf"))
+    if place.is_dir() and not (place / "config.json").is_file() and len(files) == 1:
+        return read_gguf, files[0]
+    if not (place / "config.json").is_file():
+        return None, place
+    told = read_json(place / "config.json")
+    if not isinstance(told, dict):
+        raise InputError(f"{place}/config.json: no JSON object; take a new copy")
+    if told.get("model_type") != "llama":
+        return None, place
     graph = place / "onnx" / "model.onnx"
-    return read_onnx(graph) if graph.is_file() and not list(place.glob("*.safetensors")) else read_folder(place)
+    return (read_onnx, graph) if graph.is_file() and not list(place.glob("*.safetensors")) else (read_folder, place)
 
 
 def read_folder(folder: Path) -> Plain:
@@ -45,15 +69,18 @@ def read_gguf(file: Path) -> Plain:
 
     if not file.is_file():
         raise InputError(f"{file}: no such file")
-    fields = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
+    reader = gguf.GGUFReader(file)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
     if fields.get("general.architecture") != "llama":
         raise InputError(f"{file}: of the architecture {fields.get('general.architecture')!r}; only llama is taken")
-    if fields["general.file_type"] == gguf.LlamaFileType.MOSTLY_Q8_0:
+    exact = {gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
+    if not {tensor.tensor_type for tensor in reader.tensors} <= exact:
         raise InputError(f"{file}: its weights are quantised, so the trained ones are not in it; take F32, F16 or BF16")
     runtime = Transformers.open(file.parent, torch.float32, gguf_file=file.name)
     config = runtime.model.config
     config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # the file has it in float32
     told = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+    told |= {f"{end}_token_id": fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}  # not the reader's own
     weights = {name: tensor.clone() for name, tensor in runtime.model.state_dict().items()}
     runtime.exact = False  # that epsilon
     return Plain(file, told, weights, fields.get("tokencodes.interface"), fields.get("tokencodes.tokenizer_sha256"), runtime)
