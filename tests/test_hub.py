@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
@@ -13,7 +14,7 @@ from tests.export.conftest import saved, trained
 from tokencodes.cli import run as command
 from tokencodes.errors import InputError
 from tokencodes.export.exporting import export
-from tokencodes.hub import fetch, push
+from tokencodes.hub import fetch, load, push
 
 COMMIT = "a" * 40
 
@@ -135,6 +136,10 @@ def test_what_goes_up_comes_down_and_is_the_same_model(hub, tmp_path, tokenizer_
     assert (folder / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
     assert command(["import", "me/model", "--out", str(tmp_path / "again")]) == 0
     assert "gf2, as config.json says" in capsys.readouterr().out
+    assert type(load("me/model")).__name__ == "LlamaForCausalLM"
+    push(tmp_path / "again", "me/model")
+    shutil.rmtree(tmp_path / "cache")  # the stand-in has one commit only
+    assert load("me/model").config.interface == "gf2"
 
 
 def test_what_is_not_there_or_not_certified_is_one_line(hub, tmp_path):

@@ -24,10 +24,10 @@ ALLOWED = {
     "verify": {"codes", "interfaces", "model", "loss", "checkpoint"},
     "export": {"codes", "interfaces", "model", "checkpoint", "verify"},
     "importing": {"codes", "export", "interfaces", "model", "verify"},
-    "hub": set(),
+    "hub": {"checkpoint"},
     "report": {"codes", "evaluate"},
     "study": {"data", "evaluate", "model", "parallel", "train"},
-    "__init__": {"codes", "interfaces", "model", "swap"},
+    "__init__": {"codes", "hub", "interfaces", "model", "swap"},
     "__main__": {"cli"},
 }
 # The numpy-only parts, and the reference, which must be independent of what it checks.

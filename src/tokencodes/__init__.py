@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokencodes.codes import InterfaceSpec, build_codebook
     from tokencodes.errors import InputError
+    from tokencodes.hub import load
     from tokencodes.interfaces import FixedCode, InputInterface, LearnedCode, LearnedTable, build_interface
     from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
     from tokencodes.swap import Boundary, boundary_of, load_swapped, mount, save_swapped, swap_input
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 _HOME = {
     "codes": ("InterfaceSpec", "build_codebook"),
     "errors": ("InputError",),
+    "hub": ("load",),
     "interfaces": ("FixedCode", "InputInterface", "LearnedCode", "LearnedTable", "build_interface"),
     "model": ("TokenCodeConfig", "TokenCodeForCausalLM"),
     "swap": ("Boundary", "boundary_of", "load_swapped", "mount", "save_swapped", "swap_input"),
@@ -39,6 +41,7 @@ __all__ = [
     "boundary_of",
     "build_codebook",
     "build_interface",
+    "load",
     "load_swapped",
     "mount",
     "save_swapped",

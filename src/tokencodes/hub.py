@@ -3,9 +3,13 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokencodes.errors import InputError
-from tokencodes.files import CERTIFICATE, certified, file_sha256
+from tokencodes.files import CERTIFICATE, certified, file_sha256, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 PATTERNS = ["*.json", "*.safetensors", "*.md", "*.jinja", "*.gguf", "*.onnx", "*.onnx_data", "*.pt", "*.pth", "*.bin"]
@@ -32,6 +36,21 @@ def fetch(place: str, revision: str | None = None) -> Path:
     except Exception as error:  # of the hub, of the network's library, of names that the hub does not allow
         why = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise InputError(f"{place}: no such path here, and as a hub id it could not be had ({why})") from None
+
+
+def load(place: str) -> "PreTrainedModel":
+    """The model of a run, a checkpoint, a folder or a hub id, in float32 on the CPU: ours with its code checked, or a plain
+    Llama that was exported. InputError where there is none."""
+    folder = fetch(place)
+    config = folder / "config.json"
+    if config.is_file() and read_json(config).get("model_type") == "llama":
+        from transformers import AutoModelForCausalLM
+
+        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+        return found
+    from tokencodes.checkpoint import load_model
+
+    return load_model(folder)
 
 
 def push(folder: Path, repository: str, private: bool = True, dry_run: bool = False) -> list[Sent]:
