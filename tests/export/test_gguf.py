@@ -67,7 +67,7 @@ def test_the_real_runtime_agrees_where_it_is_installed(weights, make, tmp_path):
     ],
 )
 def test_the_table_keeps_a_type_that_holds_the_code(spec, weights, table, make, tmp_path):
-    folder = make(spec, initializer_range=0.3)
+    folder = make(spec)
     found = export(folder, "gguf", tmp_path / "out", weights)
     assert found.input_table == table
     _, tensors = fields(file_in(tmp_path / "out"))

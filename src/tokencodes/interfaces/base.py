@@ -16,6 +16,7 @@ from tokencodes.codes import InterfaceSpec
 from tokencodes.errors import InputError
 
 Generators = Callable[[str], torch.Generator]
+INTEGERS = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,21 @@ class InputInterface(nn.Module, ABC):
     def forward(self, ids_BT: Tensor) -> Tensor:
         """The vectors of these tokens; InputError for ids that are no integers or (on a CPU) outside 0 ... V-1."""
 
+    def looked_up(self, ids_BT: Tensor, table: Tensor) -> Tensor:
+        """Rows of a table. The lookup itself minds the range on a CPU; it is read again only to say which id was wrong."""
+        if torch.compiler.is_compiling():
+            return F.embedding(ids_BT, table)
+        if ids_BT.dtype not in INTEGERS:
+            self.checked(ids_BT)
+        try:
+            return F.embedding(ids_BT, table)
+        except IndexError:
+            self.checked(ids_BT)
+            raise
+
     def checked(self, ids_BT: Tensor) -> Tensor:
         """The ids, if they can be looked up. Their range is not read where that would wait for a device or split a graph."""
-        if ids_BT.dtype not in (torch.int64, torch.int32):
+        if ids_BT.dtype not in INTEGERS:
             raise InputError(f"token ids of dtype {ids_BT.dtype}: they must be int64 or int32")
         if ids_BT.device.type == "cpu" and ids_BT.numel() and not torch.compiler.is_compiling():
             low, high = (int(bound) for bound in torch.aminmax(ids_BT))
@@ -93,7 +106,7 @@ class LearnedTable(InputInterface):
         nn.init.normal_(self.weight, std=spec.std)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        return F.embedding(self.checked(ids_BT), self.weight)
+        return self.looked_up(ids_BT, self.weight)
 
     def reset_buffers(self) -> None:
         """It has none."""

@@ -143,7 +143,7 @@ class LearnedCode(_Coded):
             self.draw(lambda name: torch.Generator())
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        return self._lifted(F.embedding(self.checked(ids_BT), self.coordinates))
+        return self._lifted(self.looked_up(ids_BT, self.coordinates))
 
     @torch.no_grad()
     def draw(self, generator: Generators) -> None:
@@ -185,18 +185,18 @@ class FixedCode(_Coded):
         self._fill()
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        dtype, ids_BT = self.like_parameters.dtype, self.checked(ids_BT)
+        dtype = self.like_parameters.dtype
         if not self.spec.binary_valued:
-            return self._lifted(F.embedding(ids_BT, self.codebook).view(torch.float32).to(dtype))
-        bits_BTK = self._computed(ids_BT) if self.spec.storage == "computed" else self._looked_up(ids_BT)
+            return self._lifted(self.looked_up(ids_BT, self.codebook).view(torch.float32).to(dtype))
+        bits_BTK = self._computed(self.checked(ids_BT)) if self.spec.storage == "computed" else self._bits(ids_BT)
         if "levels" in self._buffers:
             zero_K, one_K = self.levels.view(torch.float32).to(dtype)
             return self._lifted(torch.where(bits_BTK == 1, one_K, zero_K))
         z_BTK = bits_BTK.to(dtype)
         return self._lifted(z_BTK * 2 - 1 if self.spec.values == "pm1" else z_BTK)
 
-    def _looked_up(self, ids_BT: Tensor) -> Tensor:
-        rows = F.embedding(ids_BT, self.codebook)
+    def _bits(self, ids_BT: Tensor) -> Tensor:
+        rows = self.looked_up(ids_BT, self.codebook)
         if self.code_width <= PACK_ABOVE:
             return rows
         shifts_8 = torch.arange(8, device=rows.device, dtype=torch.uint8)
