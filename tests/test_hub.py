@@ -103,8 +103,7 @@ def hub(tmp_path, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
-    for name in ("ENDPOINT",):
-        monkeypatch.setattr(constants, name, address)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)

@@ -15,6 +15,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
+def first_line(error: BaseException, most: int = 160) -> str:
+    """What another library's error says, cut to fit into one line of ours; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+
+
 class CodeMismatch(InputError):
     """A stored code is not the one that its spec names."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokencodes.errors import InputError
+from tokencodes.errors import InputError, first_line
 from tokencodes.files import CERTIFICATE, certified, file_sha256, read_json
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def fetch(place: str, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(place, revision=revision, allow_patterns=PATTERNS))
     except Exception as error:  # of the hub, of the network's library, of names that the hub does not allow
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-        raise InputError(f"{place}: no such path here, and as a hub id it could not be had ({why})") from None
+        raise InputError(f"{place}: no such path here, and as a hub id it could not be had ({first_line(error)})") from None
 
 
 def load(place: str) -> "PreTrainedModel":
@@ -79,8 +78,7 @@ def push(folder: Path, repository: str, private: bool = True, dry_run: bool = Fa
         api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names, commit_message=message)
     except Exception as error:  # of the hub, of the network's library, of a card that the hub does not take
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise InputError(
-            f"{repository}: the hub did not take it ({why}); `hf auth login`, or set HF_TOKEN and HF_ENDPOINT"
+            f"{repository}: the hub did not take it ({first_line(error)}); `hf auth login`, or set HF_TOKEN and HF_ENDPOINT"
         ) from None
     return sent

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from tests.conftest import VOCAB
@@ -43,6 +44,12 @@ def saved(model, folder, tokenizer_path):
     tokenizer.save_pretrained(folder)
     shutil.copyfile(tokenizer_path, folder / "tokenizer.json")
     return folder
+
+
+def assert_same_tensors(*folders):
+    """Two models' weights, bit by bit."""
+    old, new = (load_file(folder / "model.safetensors") for folder in folders)
+    assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ import json
 import gguf
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from tests.export.conftest import trained
+from tests.export.conftest import assert_same_tensors, trained
 from tokencodes.cli import run as command
 from tokencodes.codes import InterfaceSpec
 from tokencodes.errors import InputError
@@ -145,8 +143,7 @@ def test_a_file_comes_back_as_what_it_was(spec, make, tmp_path):
     export(folder, "gguf", tmp_path / "out")
     found = bring(file_in(tmp_path / "out"), tmp_path / "again", None, None, None, False)
     assert found.interface["interface"] == str(InterfaceSpec.parse(spec))
-    old, new = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "again"))
-    assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
+    assert_same_tensors(folder, tmp_path / "again")
     told = [json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "again")]
     assert all(
         told[0][key] == told[1][key] for key in ("rms_norm_eps", "rope_parameters", "codebook_sha256", "tokenizer_sha256")

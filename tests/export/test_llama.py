@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from tests.export.conftest import SHAPE
+from tests.export.conftest import SHAPE, assert_same_tensors
 from tokencodes.cli import run as command
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.assign import order_hash
@@ -46,8 +46,7 @@ def test_a_plain_llama_has_the_same_bits_and_comes_back_as_what_it_was(spec, mak
     assert weights.keys() == known  # no buffer that a runtime does not know
     again = bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
     assert again.interface["interface"] == str(InterfaceSpec.parse(spec))
-    old, new = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "again"))
-    assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
+    assert_same_tensors(folder, tmp_path / "again")
 
 
 @pytest.mark.parametrize("kind", ["ranked", "clustered", "matrix"])
@@ -61,8 +60,7 @@ def test_what_a_spec_names_by_hash_is_read_off_the_table(kind, make, tmp_path):
     folder = make(spec, given)
     export(folder, "llama", tmp_path / "plain")
     bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
-    old, new = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "again"))
-    assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
+    assert_same_tensors(folder, tmp_path / "again")
 
 
 def test_an_orthogonal_lift_agrees_within_rounding(make, tmp_path):

@@ -8,9 +8,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.export.conftest import trained
+from tests.export.conftest import assert_same_tensors, trained
 from tokencodes.codes import InterfaceSpec
 from tokencodes.export import onnx_graph
 from tokencodes.export.exporting import export
@@ -52,8 +51,7 @@ def test_a_graph_comes_back_as_what_it_was(spec, make, tmp_path):
     export(folder, "onnx", tmp_path / "out")
     found = bring(tmp_path / "out", tmp_path / "again", None, None, None, False)
     assert found.interface["interface"] == str(InterfaceSpec.parse(spec)) and "onnxruntime" in found.compared
-    old, new = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "again"))
-    assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
+    assert_same_tensors(folder, tmp_path / "again")
 
 
 def session(folder):

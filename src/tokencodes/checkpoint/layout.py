@@ -10,7 +10,6 @@ checkpoints/
     manifest.json           size and SHA-256 of each file; written last
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tokencodes.errors import InputError
-from tokencodes.files import json_text, read_json, write_json
+from tokencodes.files import file_sha256, json_text, read_json, write_json
 
 FORMAT, VERSION = "tokencodes-checkpoint", 1
 LATEST = "latest"
@@ -146,5 +145,4 @@ def files_of(folder: Path) -> Iterator[Path]:
 
 def file_sum(file: Path) -> dict[str, Any]:
     """Its size and SHA-256, as a manifest has them."""
-    with file.open("rb") as stream:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+    return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}

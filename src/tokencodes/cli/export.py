@@ -37,12 +37,7 @@ def export(
         title=f"{found.name}, {found.checkpoint} -> {out}",
     )
     for one in found.runtimes:
-        if one.status != "agrees":
-            table.add_row(one.runtime, "-", f"{one.status}: {one.detail}", "-", "-", "-")
-            continue
-        apart = "0 (same bits)" if one.bitwise_equal else f"{one.largest_difference:.1e}"
-        steps = ", ".join(f"{steps} of {one.greedy_steps}" for steps in one.greedy_steps_equal or ())
-        table.add_row(one.runtime, one.version, one.status, apart, f"{one.kl_mean:.1e}", steps)
+        table.add_row(*one.cells())
     emit(as_json, found.as_json(), table)
 
 

@@ -44,6 +44,14 @@ class Agreement:
     texts: int | None = None
     tokens: int | None = None
 
+    def cells(self) -> list[str]:
+        """A row for people: runtime, version, result, logits apart, mean KL, greedy steps equal."""
+        if self.status != "agrees":
+            return [self.runtime, "-", f"{self.status}: {self.detail}", "-", "-", "-"]
+        steps = ", ".join(f"{equal} of {self.greedy_steps}" for equal in self.greedy_steps_equal or ())
+        apart = "0 (same bits)" if self.bitwise_equal else f"{self.largest_difference:.1e}"
+        return [self.runtime, str(self.version), self.status, apart, f"{self.kl_mean:.1e}", steps]
+
 
 def compare(expected: Expected, opened: Callable[[], Runtime], name: str, weights: str, bitwise: bool) -> Agreement:
     """Opens a runtime and asks it. bitwise: whether its logits must be ours bit by bit."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 import tokencodes
-from tokencodes.export.agreement import Agreement
 from tokencodes.export.source import UNFREEZES, Source
 from tokencodes.files import read_json, read_toml, write_text
 
@@ -118,20 +117,11 @@ def _evaluation(told: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _runtime(one: Agreement) -> list[str]:
-    if one.status != "agrees":
-        return [one.runtime, "-", f"{one.status}: {one.detail}", "-", "-", "-"]
-    assert one.largest_difference is not None and one.kl_mean is not None and one.greedy_steps_equal is not None
-    steps = ", ".join(f"{steps} of {one.greedy_steps}" for steps in one.greedy_steps_equal)
-    apart = "0 (same bits)" if one.bitwise_equal else f"{one.largest_difference:.1e}"
-    return [one.runtime, str(one.version), one.status, apart, f"{one.kl_mean:.1e}", steps]
-
-
 def write_card(record: Record, made: "Export", folder: Path) -> None:
     """README.md of an export."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files("tokencodes.export") / "card.md.j2").read_text(encoding="utf-8"))
     told = {key: getattr(record, key) for key in ("name", "shape", "run", "study", "evaluation", "limits")}
-    runtimes = [_runtime(one) for one in made.runtimes]
+    runtimes = [one.cells() for one in made.runtimes]
     text = template.render(made=made, version=tokencodes.__version__, unfreezes=UNFREEZES, runtimes=runtimes, **told)
     write_text(folder / CARD, text.rstrip() + "\n")

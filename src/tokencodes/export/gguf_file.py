@@ -54,8 +54,9 @@ def write_gguf(source: Source, weights: str, file: Path) -> str:
     writer = gguf.GGUFWriter(file, "llama")
     _add_model(writer, source, weights)
     _add_vocabulary(writer, source)
-    types = {name: _type(name, tensor, weights) for name, tensor in source.plain_weights()}
+    types: dict[str, Type] = {}
     for name, tensor in source.plain_weights():
+        types[name] = _type(name, tensor, weights)
         block, size = gguf.GGML_QUANT_SIZES[types[name]]
         written = tensor.numel() // block * size
         writer.add_tensor_info(gguf_name(name), tensor.shape, np.dtype(np.float32), written, raw_dtype=types[name])

@@ -125,7 +125,7 @@ def import_foreign(place: Path, map_file: Path | None, logits: Path | None, aske
     beside, tensors = read_beside(logits), read_tensors(place)
     found = mapping(list(tensors), read_map(map_file) if map_file else {})
     config, assumed = read_config(place)
-    best, fits = float("inf"), dict[str, tuple[Way, InputInterface]]()
+    best, fits = float("inf"), dict[str, tuple[Way, InputInterface, float]]()
     for way in ways(found):
         weights, code = _laid_out(tensors, found, way, config["num_attention_heads"], place)
         require_complete(weights, config, beside, place)
@@ -133,17 +133,16 @@ def import_foreign(place: Path, map_file: Path | None, logits: Path | None, aske
             apart, bound = difference(weights, interface, config, beside)
             best = min(best, apart if np.isfinite(apart) else best)
             if apart <= bound:
-                fits.setdefault(_digest(weights, interface), (way, interface))
+                fits.setdefault(_digest(weights, interface), (way, interface, apart))
     if not fits:
         raise CheckFailed(
             f"{place}: no reading of it gives the logits of {logits} (nearest: {best:.3g} apart); nothing was written"
         )
     if len(fits) > 1:
-        told = "; ".join(f"{interface.spec}, {way}" for way, interface in fits.values())
+        told = "; ".join(f"{interface.spec}, {way}" for way, interface, _ in fits.values())
         raise CheckFailed(f"{logits}: {len(fits)} readings give these logits ({told}); give more of them, of longer texts")
-    ((way, interface),) = fits.values()
+    ((way, interface, apart),) = fits.values()
     weights, _ = _laid_out(tensors, found, way, config["num_attention_heads"], place)
-    apart, _ = difference(weights, interface, config, beside)
     model = _model(weights, interface, config, beside, place)
     told = f"{interface.spec}; {way}" + (f"; assumed {', '.join(assumed)}" if assumed else "")
     return Imported(model, told, f"{beside.ids.size} positions, logits up to {apart:.1e} from those given"), found

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from tokencodes.errors import InputError
+from tokencodes.errors import InputError, first_line
 from tokencodes.export.runtimes import OnnxRuntime, Transformers
 from tokencodes.files import read_json
 from tokencodes.importing.plain import TABLE, Plain, Weights, refuse_tied
@@ -29,8 +29,9 @@ def read_plain(place: Path) -> Plain | None:
     except ImportError as error:
         raise InputError(f"{file}: {error}; pip install 'tokencodes[export]'") from None
     except Exception as error:  # each library has errors of its own for files that are damaged, incomplete or tied
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-        raise InputError(f"{file}: cannot be read as a Llama with a head of its own ({told}); take a complete copy") from None
+        raise InputError(
+            f"{file}: cannot be read as a Llama with a head of its own ({first_line(error)}); take a complete copy"
+        ) from None
 
 
 def _reader(place: Path) -> tuple[Callable[[Path], Plain] | None, Path]:

@@ -51,10 +51,10 @@ class InputInterface(nn.Module, ABC):
 
     def looked_up(self, ids_BT: Tensor, table: Tensor) -> Tensor:
         """Rows of a table. The lookup itself minds the range on a CPU; it is read again only to say which id was wrong."""
-        if torch.compiler.is_compiling():
-            return F.embedding(ids_BT, table)
         if ids_BT.dtype not in INTEGERS:
             self.checked(ids_BT)
+        if torch.compiler.is_compiling():
+            return F.embedding(ids_BT, table)
         try:
             return F.embedding(ids_BT, table)
         except IndexError:
