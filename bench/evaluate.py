@@ -87,7 +87,7 @@ def child(asked: argparse.Namespace) -> None:
     method = "loglikelihood_rolling" if instances[0].request_type == "loglikelihood_rolling" else "loglikelihood"
     answers = getattr(lm, method)(instances)
     seconds = time.perf_counter() - began
-    keys = [f"{one.task_name} {one.doc_id} {one.idx}" for one in instances]
+    keys = [f"{one.task_name} {chosen[one.task_name][one.doc_id]} {one.idx}" for one in instances]  # it numbers the chosen
     tokens = [len(lm.tok_encode(one.args[-1])) for one in instances]
     read = [min(LIMIT, len(lm.tok_encode(text))) for text in dict.fromkeys(one.args[0] for one in instances)]
     told = {"seconds": seconds, "before_mb": before, "peak_mb": peak_mb(), "answers": answers, "keys": keys, "tokens": tokens}

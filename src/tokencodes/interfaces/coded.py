@@ -115,13 +115,14 @@ class _Coded(InputInterface):
         """The hash of the tables as they are stored."""
 
     def _lifted(self, z_BTK: Tensor) -> Tensor:
-        """R·z, [B, T, K] -> [B, T, D]."""
+        """R·z, [B, T, K] -> [B, T, D]. Copies are expanded and then written at once: one kernel, where `repeat` runs several,
+        which a generated token waits for."""
         width, hidden = self.code_width, self.hidden_size
         if self.spec.lift == "tile":
-            tiled = z_BTK.repeat(1, 1, -(-hidden // width))
+            tiled = z_BTK.unsqueeze(-2).expand(-1, -1, -(-hidden // width), -1).flatten(-2)
             return tiled if hidden % width == 0 else tiled[..., :hidden].contiguous()
         if self.spec.lift == "interleave" and hidden % width == 0:
-            return z_BTK.repeat_interleave(hidden // width, dim=-1)
+            return z_BTK.unsqueeze(-1).expand(-1, -1, -1, hidden // width).flatten(-2)
         if self.spec.lift == "interleave":
             return z_BTK.index_select(-1, torch.arange(hidden, device=z_BTK.device) * width // hidden)
         if self.spec.lift == "pad":
