@@ -1,11 +1,11 @@
 """Peak memory of an export of the paper's 1.7B shapes: resident bytes of all its processes above those of the interpreter.
 
-    python bench/export_memory.py --work FOLDER [--to llama gguf onnx] [--interface binary] [--layers 24]
+    python bench/export_memory.py --work FOLDER [--to llama gguf onnx] [--tokenizer FILE] [--interface binary] [--layers 24]
 
 Writes a model with random weights into FOLDER (7 GB; kept for the next run), exports it by the command, and reads the resident
 set of the process and its children ten times a second; pages of files that are mapped count too. The interpreter is what the
-same command has after its imports, on a model of one block and a small vocabulary. The bar is 1.2 of the plain Llama's float32
-bytes.
+same command has on a model of a few hundred kilobytes. The bar is 1.2 of the plain Llama's float32
+bytes. GGUF holds the vocabulary too, so it wants --tokenizer, one of 49,152 tokens (SmolLM2's).
 """
 
 import argparse
@@ -19,29 +19,32 @@ from pathlib import Path
 
 import torch
 
+from tokencodes.codes import InterfaceSpec
+from tokencodes.data.text import read_documents
+from tokencodes.data.tokenizer import train_tokenizer
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
+from tokencodes.train.corpus import resolve_inputs
 
 SHAPE = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "max_position_embeddings": 2048}
+SMALL = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 1}
 
 
-def make(folder: Path, interface: str, layers: int, vocab: int) -> int:
-    """A model with cheap random weights; returns the plain Llama's bytes."""
-    config = TokenCodeConfig(**SHAPE, vocab_size=vocab, num_hidden_layers=layers, interface=interface)
-    if not (folder / "model.safetensors").is_file():
-        with torch.device("meta"):
-            model = TokenCodeForCausalLM(config)
-        model.to_empty(device="cpu").input_interface.reset_buffers()
-        model.model.rotary_emb = type(model.model.rotary_emb)(config)
-        for parameter in model.parameters():
-            block = torch.randn(1 << 16) * 0.02
-            parameter.data.view(-1).copy_(block.repeat(-(-parameter.numel() // len(block)))[: parameter.numel()])
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.data.fill_(1.0)
-        model.save_pretrained(folder)
-        del model
-    each = 4 * SHAPE["hidden_size"] ** 2 + 3 * SHAPE["hidden_size"] * SHAPE["intermediate_size"] + 2 * SHAPE["hidden_size"]
-    return 4 * (layers * each + 2 * vocab * SHAPE["hidden_size"] + SHAPE["hidden_size"])
+def make(folder: Path, config: TokenCodeConfig) -> int:
+    """A model with cheap random weights, if it is not there yet; returns the plain Llama's bytes."""
+    with torch.device("meta"):
+        model = TokenCodeForCausalLM(config)
+    plain = 4 * (sum(one.numel() for one in model.parameters()) + config.vocab_size * config.hidden_size)
+    if (folder / "model.safetensors").is_file():
+        return plain
+    model.to_empty(device="cpu").input_interface.reset_buffers()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    block = torch.randn(1 << 16) * 0.02
+    for name, parameter in model.named_parameters():
+        parameter.data.view(-1).copy_(block.repeat(-(-parameter.numel() // len(block)))[: parameter.numel()])
+        if name.endswith("norm.weight"):
+            parameter.data.fill_(1.0)
+    model.save_pretrained(folder)
+    return plain
 
 
 def resident(process: int) -> int:
@@ -83,12 +86,23 @@ def main() -> None:
     parser.add_argument("--interface", default="binary")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--vocab", type=int, default=49152)
+    parser.add_argument("--tokenizer", type=Path)
     asked = parser.parse_args()
-    small, large = (asked.work / f"{name}-{asked.interface}" for name in ("small", f"large-{asked.layers}-{asked.vocab}"))
-    make(small, asked.interface, 1, 512)
-    weights = make(large, asked.interface, asked.layers, asked.vocab)
+    if "gguf" in asked.to and asked.tokenizer is None:
+        parser.error("--to gguf needs --tokenizer, one of as many tokens as --vocab")
+    interface, vocab = asked.interface, asked.vocab
+    if InterfaceSpec.parse(interface).learned:
+        parser.error("--interface learned: its table is among the parameters, so it would count twice")
+    config = TokenCodeConfig(**SHAPE, vocab_size=vocab, num_hidden_layers=asked.layers, interface=interface)
+    large, small = asked.work / f"large-{asked.layers}-{vocab}-{interface}", asked.work / f"small-{interface}"
+    weights = make(large, config)
+    make(small, TokenCodeConfig(**SMALL, interface=interface))
+    if asked.tokenizer:
+        shutil.copyfile(asked.tokenizer, large / "tokenizer.json")
+        texts = (one.text for one in read_documents(Path(resolve_inputs(("embedded:austen",))[0])))
+        train_tokenizer(texts, SMALL["vocab_size"], small / "tokenizer.json")
     for to in asked.to:
-        base = peak(small, to)[0] - make(small, asked.interface, 1, 512)
+        base = peak(small, to)[0]
         most, took, told = peak(large, to)
         above = most - base
         statuses = ", ".join(f"{one['runtime']} {one['status']}" for one in told["runtimes"])

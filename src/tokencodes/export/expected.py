@@ -42,6 +42,11 @@ class Expected:
         """Tokens of each continuation."""
         return len(self.tokens[0])
 
+    @property
+    def longest(self) -> int:
+        """Tokens that a runtime must hold at once."""
+        return max(self.texts.shape[1], self.prompts.shape[1] + self.steps)
+
 
 def expect(model: TokenCodeForCausalLM, place: Path) -> Expected:
     """Asks the model of a checkpoint, in float32 on the CPU."""

@@ -71,9 +71,9 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
             )
         table = _write(source, to, weights, folder)
         exact, frozen, facts, name = source.exact, source.frozen, source.facts(), source.name
-        context, file, taken = source.model.config.max_position_embeddings, file_of(source, to, weights), source.place.name
+        file, taken = file_of(source, to, weights), source.place.name
         del source  # two models at once would take twice the memory
-        openings = _openings(to, weights, folder, file, context, exact)
+        openings = _openings(to, weights, folder, file, expected.longest, exact)
         found = tuple(compare(expected, opened, runtime, weights, bitwise) for opened, runtime, bitwise in openings)
         for one in found:
             if one.status == "differs":
@@ -121,7 +121,7 @@ def _write(source: Source, to: str, weights: str, folder: Path) -> str:
     return "F32" if source.model.input_interface.spec.learned else "code"
 
 
-def _openings(to: str, weights: str, folder: Path, file: str, context: int, exact: bool) -> list[Opening]:
+def _openings(to: str, weights: str, folder: Path, file: str, longest: int, exact: bool) -> list[Opening]:
     import torch
 
     if to == "llama":
@@ -132,4 +132,4 @@ def _openings(to: str, weights: str, folder: Path, file: str, context: int, exac
             (partial(TransformersJs, folder), "transformers.js", False),
         ]
     reader = partial(Transformers.open, folder, torch.float32, gguf_file=file)
-    return [(partial(LlamaCpp, folder / file, context), "llama.cpp", False), (reader, "transformers' GGUF reader", False)]
+    return [(partial(LlamaCpp, folder / file, longest), "llama.cpp", False), (reader, "transformers' GGUF reader", False)]

@@ -4,11 +4,13 @@ A runtime that is not installed is no failure: the certificate then says "not ru
 """
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
 from abc import ABC, abstractmethod
-from contextlib import redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +29,37 @@ NODE_SECONDS = 3600
 
 class NotInstalled(RuntimeError):
     """The runtime is not on this machine; the message says what would bring it."""
+
+
+@contextmanager
+def letting_pages_go() -> Iterator[None]:
+    """Within it, a GGUF file's pages leave memory once their tensor was read: transformers maps the whole file and copies it
+    tensor by tensor, so at the end it would be there twice."""
+    import gguf
+
+    whole = gguf.GGUFReader
+
+    class Tensors(list[Any]):
+        def __init__(self, reader: Any) -> None:
+            super().__init__(reader.tensors)
+            self._pages = reader.data._mmap
+
+        def __iter__(self) -> Iterator[Any]:
+            for one in super().__iter__():
+                yield one
+                self._pages.madvise(mmap.MADV_DONTNEED)
+
+    class Reader(whole):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **told: Any) -> None:
+            super().__init__(*args, **told)
+            if hasattr(mmap, "MADV_DONTNEED"):  # Linux
+                self.tensors = Tensors(self)
+
+    gguf.GGUFReader = Reader
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = whole
 
 
 class Runtime(ABC):
@@ -58,7 +91,8 @@ class Transformers(Runtime):
     @classmethod
     def open(cls, folder: Path, dtype: torch.dtype, **told: Any) -> "Transformers":
         """The model of a folder. RuntimeError where a weight does not come from the file, or the head is tied to the table."""
-        with redirect_stderr(StringIO()):  # where bars of a GGUF file's tensors go
+        paged = letting_pages_go() if "gguf_file" in told else nullcontext()
+        with redirect_stderr(StringIO()), paged:  # bars of a GGUF file's tensors go there
             model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **told)
         wrong = [*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])]
         if wrong:
