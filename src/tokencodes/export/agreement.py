@@ -3,18 +3,18 @@
 In float32 every logit must lie within the bound that rounding allows, of our model's and of the float64 reference's; where the
 runtime is transformers itself, bits must be equal. In lower precision nothing bounds a single logit, so the Kullback-Leibler
 divergence of the next token's distribution, ours from the runtime's, must stay below a declared one. Greedy continuations must
-be equal up to a tie: a step at which our two best logits are closer than twice what the runtime's logits were seen to differ
-by, and than a declared width.
+be equal up to ties: steps at which our two best logits are closer than twice what the runtime's logits were seen to differ by,
+and than a declared width. After a tie the runtime goes on from our token, so every step is compared.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from tokencodes.export.expected import Expected
-from tokencodes.export.runtimes import Logits, NotInstalled, Runtime
+from tokencodes.export.runtimes import Ids, Logits, NotInstalled, Runtime
 
 Status = Literal["agrees", "differs", "not run"]
 # Mean KL divergence, nats a token, up to which a model in that type counts as the same. Measured where docs/export.md says.
@@ -39,7 +39,7 @@ class Agreement:
     bound: float | None = None  # of that, in float32; of `kl_mean` otherwise
     kl_mean: float | None = None  # nats a token
     kl_max: float | None = None
-    greedy_steps_equal: tuple[int, ...] | None = None  # of each continuation
+    greedy_steps_equal: tuple[int, ...] | None = None  # of each continuation; the others are ties
     greedy_steps: int | None = None
     texts: int | None = None
     tokens: int | None = None
@@ -64,51 +64,75 @@ def compare(expected: Expected, opened: Callable[[], Runtime], name: str, weight
         return Agreement(name, None, "differs", told, weights)
     try:
         found = np.stack([runtime.logits(ids) for ids in expected.texts])
-        greedy = [runtime.greedy(prompt, expected.steps) for prompt in expected.prompts]
-        if found.shape != expected.logits.shape or {len(one) for one in greedy} != {expected.steps}:
-            raise ValueError(f"logits {list(found.shape)}, tokens {[len(one) for one in greedy]}")
+        if found.shape != expected.logits.shape:
+            raise ValueError(f"logits {list(found.shape)}, not {list(expected.logits.shape)}")
+        judged = _Judged(expected, found, weights, bitwise)
+        continuations = zip(expected.prompts, expected.tokens, expected.leads, strict=True)
+        greedy = [followed(runtime, *one, judged.tie) for one in continuations] if judged.finite else []
     except Exception as error:
         told = f"fails on it ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
         return Agreement(name, runtime.version, "differs", told, weights)
-    return _judged(expected, found, greedy, (name, runtime.version), weights, bitwise)
+    return judged.agreement((name, runtime.version), greedy)
 
 
-def _judged(
-    expected: Expected, found: Logits, greedy: list[list[int]], who: tuple[str, str], weights: str, bitwise: bool
-) -> Agreement:
-    finite = bool(np.isfinite(found).all())
-    apart = float(np.abs(found - expected.logits).max()) if finite else float("inf")
-    kl = divergence(expected.logits, found) if finite else np.array([np.inf])
-    equal = tuple(steps_equal(*pair) for pair in zip(expected.tokens, greedy, strict=True))
-    full = weights == "F32"
-    bound = 0.0 if full and bitwise else max(expected.bound, LOOSE) if full else KL_BOUND[weights]
-    tie = min(2 * apart, TIE.get(weights, 2 * bound))
-    wrong = []
-    if not finite:
-        wrong.append("a logit is not finite")
-    elif full and apart > bound:
-        wrong.append(f"logits differ by up to {apart:.1e}, bound {bound:.1e}")
-    elif not full and float(kl.mean()) > bound:
-        wrong.append(f"the mean KL divergence is {kl.mean():.1e} nats a token, bound {bound:.1e}")
-    for number, steps in enumerate(equal):
-        if steps < expected.steps and not expected.leads[number][steps] <= tie:
-            lead = expected.leads[number][steps]
-            wrong.append(f"greedy continuation {number + 1} leaves ours at step {steps + 1}, which leads by {lead:.1e}")
-    return Agreement(
-        *who,
-        "differs" if wrong else "agrees",
-        "; ".join(wrong),
-        weights,
-        bool(np.array_equal(found, expected.logits)),
-        apart if finite else None,
-        bound,
-        float(kl.mean()) if finite else None,
-        float(kl.max()) if finite else None,
-        equal,
-        expected.steps,
-        len(expected.texts),
-        expected.texts.size,
-    )
+class _Judged:
+    """A runtime's logits held against ours."""
+
+    def __init__(self, expected: Expected, found: Logits, weights: str, bitwise: bool) -> None:
+        self.expected, self.weights, self.full = expected, weights, weights == "F32"
+        self.finite = bool(np.isfinite(found).all())
+        self.same = bool(np.array_equal(found, expected.logits))
+        self.apart = float(np.abs(found - expected.logits).max()) if self.finite else float("inf")
+        self.kl = divergence(expected.logits, found) if self.finite else np.array([np.inf])
+        self.bound = KL_BOUND[weights] if not self.full else 0.0 if bitwise else max(expected.bound, LOOSE)
+        self.tie = min(2 * self.apart, TIE.get(weights, 2 * self.bound))
+
+    def _wrong(self, greedy: list[tuple[int, int | None]]) -> Iterator[str]:
+        mean = float(self.kl.mean())
+        if not self.finite:
+            yield "a logit is not finite"
+        elif self.full and self.apart > self.bound:
+            yield f"logits differ by up to {self.apart:.1e}, bound {self.bound:.1e}"
+        elif not self.full and mean > self.bound:
+            yield f"the mean KL divergence is {mean:.1e} nats a token, bound {self.bound:.1e}"
+        for number, (_, left) in enumerate(greedy):
+            if left is not None:
+                lead = self.expected.leads[number][left]
+                yield f"greedy continuation {number + 1} leaves ours at step {left + 1}, which leads by {lead:.1e}"
+
+    def agreement(self, who: tuple[str, str], greedy: list[tuple[int, int | None]]) -> Agreement:
+        """greedy: of each continuation what `followed` gives."""
+        wrong = list(self._wrong(greedy))
+        return Agreement(
+            *who,
+            "differs" if wrong else "agrees",
+            "; ".join(wrong),
+            self.weights,
+            self.same,
+            self.apart if self.finite else None,
+            self.bound,
+            float(self.kl.mean()) if self.finite else None,
+            float(self.kl.max()) if self.finite else None,
+            tuple(equal for equal, _ in greedy),
+            self.expected.steps,
+            len(self.expected.texts),
+            self.expected.texts.size,
+        )
+
+
+def followed(runtime: Runtime, prompt_T: Ids, ours: list[int], leads: list[float], tie: float) -> tuple[int, int | None]:
+    """At how many steps the runtime's likeliest token is ours, given ours before it; and the first step at which it is another
+    though ours leads by more than a tie, where it ends (None: there is none)."""
+    equal = step = 0
+    while step < len(ours):
+        rest = runtime.greedy(np.append(prompt_T, np.array(ours[:step], dtype=np.int64)), len(ours) - step)
+        same = steps_equal(ours[step:], rest)
+        equal, step = equal + same, step + same
+        if step < len(ours):
+            if not leads[step] <= tie:
+                return equal, step
+            step += 1
+    return equal, None
 
 
 def divergence(ours: Logits, theirs: Logits) -> np.ndarray:

@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.initialization import no_init_weights
 
 from tokencodes.codes import InterfaceSpec, lift
 from tokencodes.codes.codebook import Given
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.export.agreement import LOOSE
-from tokencodes.export.runtimes import Runtime, Transformers
+from tokencodes.export.runtimes import Ids, Logits, Runtime, Transformers
 from tokencodes.export.source import require_body
 from tokencodes.importing.fit import affine, as_bits, fit, folded, order_of, verified
 from tokencodes.interfaces import InputInterface, build_interface
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
-from tokencodes.verify.check import drawn_ids
+from tokencodes.verify.check import ids_drawn
 from tokencodes.verify.forward import logit_bound
 
 TABLE = "model.embed_tokens.weight"
@@ -24,17 +25,33 @@ PREFIX = "model.embed_tokens."
 Weights = dict[str, torch.Tensor]
 
 
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a program for plain Llamas says of one: ids int64[N, T], logits float32[N, T, V]. exact: see `Runtime`."""
+
+    program: str
+    exact: bool
+    ids: Ids
+    logits: Logits
+
+
+def answers_of(runtime: Runtime, config: dict[str, Any]) -> Answers:
+    """Asks a program, which can then be let go: two models at once would take twice the memory."""
+    ids = ids_drawn(int(config["vocab_size"]), int(config.get("max_position_embeddings", 2048))).numpy()
+    return Answers(runtime.name, runtime.exact, ids, np.stack([runtime.logits(row) for row in ids]))
+
+
 @dataclass(eq=False)
 class Plain:
     """A plain Llama as it was read: configuration, tensors (table and head among them), what it says of its interface, and the
-    program that answers for it."""
+    answers of the program that it is for."""
 
     place: Path
     config: dict[str, Any]
     weights: Weights
     claim: str | None
     tokenizer_sha256: str | None
-    runtime: Runtime
+    answers: Answers
 
 
 @dataclass(eq=False)
@@ -47,13 +64,14 @@ class Imported:
 
 
 def compact(plain: Plain, asked: str | None) -> Imported:
-    """asked: the interface, where it is known; else the plain model's own word for it, else it is found.
+    """asked: the interface, where it is known; else the plain model's own word for it, else it is found. The plain model's
+    tensors are used up.
 
     InputError: a tied or incomplete model, a table that is not the code that it is said to be, or no code. CheckFailed: the
     compact model's logits are not the plain one's.
     """
     refuse_tied(plain.config, plain.place)
-    weights = dict(plain.weights)
+    weights = plain.weights
     for name in (TABLE, "lm_head.weight"):
         if name not in weights:
             raise InputError(f"{plain.place}: no {name} in its files; take a complete copy of an untied Llama")
@@ -65,15 +83,15 @@ def compact(plain: Plain, asked: str | None) -> Imported:
     table = weights.pop(TABLE).float()
     interface, found = interface_of_table(table.numpy(), asked, plain.claim, plain.place)
     model = assembled(config, interface, weights, table, plain.tokenizer_sha256, plain.place)
-    ids, own = drawn_ids(model), Transformers(model)
-    ours, theirs = (np.stack([runtime.logits(row) for row in ids.numpy()]) for runtime in (own, plain.runtime))
-    apart, largest = float(np.abs(ours - theirs).max()), float(np.abs(theirs).max())
+    own, theirs = Transformers(model), plain.answers
+    ours = np.stack([own.logits(row) for row in theirs.ids])
+    apart, largest = float(np.abs(ours - theirs.logits).max()), float(np.abs(theirs.logits).max())
     spec = interface.spec
-    exact = plain.runtime.exact and (spec.learned or spec.lift != "orthogonal")
+    exact = theirs.exact and (spec.learned or spec.lift != "orthogonal")
     if not apart <= (0.0 if exact else max(logit_bound(model, largest), LOOSE)):
         raise CheckFailed(f"{plain.place}: the compact model's logits differ by up to {apart:.1e}; nothing was written")
     told = "bit by bit" if apart == 0.0 else f"up to {apart:.1e}"
-    return Imported(model, found, f"{ids.numel()} positions: the logits of {plain.runtime.name} {told}")
+    return Imported(model, found, f"{theirs.ids.size} positions: the logits of {theirs.program} {told}")
 
 
 def refuse_tied(told: dict[str, Any], folder: Path) -> None:
@@ -138,7 +156,8 @@ def assembled(
     leave = {"architectures", "model_type", "frozen_input", "tokencodes", "rope_theta", "rope_scaling", "torch_dtype", "dtype"}
     kept = {key: value for key, value in told.items() if key not in leave and not key.startswith("transformers")}
     config = TokenCodeConfig(**kept, interface=str(interface.spec), tokenizer_sha256=tokenizer_sha256)
-    model = TokenCodeForCausalLM(config, given_arrays(interface))
+    with no_init_weights():  # memory that nothing is drawn into is not taken
+        model = TokenCodeForCausalLM(config, given_arrays(interface))
     own = {name: value for name, value in model.state_dict().items() if name.startswith(PREFIX)}
     spec = interface.spec
     if spec.learned:
@@ -147,7 +166,8 @@ def assembled(
         own[f"{PREFIX}coordinates"] = _coordinates(table, interface, place)
     try:
         model.load_state_dict(
-            {name: value.float() if value.is_floating_point() else value for name, value in {**weights, **own}.items()}
+            {name: value.float() if value.is_floating_point() else value for name, value in {**weights, **own}.items()},
+            assign=True,
         )
     except RuntimeError as error:
         told_lines = str(error).splitlines()

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from tokencodes.errors import InputError, first_line
 from tokencodes.export.runtimes import OnnxRuntime, Transformers
 from tokencodes.files import read_json
-from tokencodes.importing.plain import TABLE, Plain, Weights, refuse_tied
+from tokencodes.importing.plain import TABLE, Plain, Weights, answers_of, refuse_tied
 
 
 def read_plain(place: Path) -> Plain | None:
@@ -57,11 +57,10 @@ def read_folder(folder: Path) -> Plain:
     config = read_json(folder / "config.json")
     refuse_tied(config, folder)  # before anything opens it
     told = config.get("tokencodes", {})
-    weights = read_weights(folder)
-    runtime = Transformers.open(folder, torch.float32) if "lm_head.weight" in weights and TABLE in weights else None
-    if runtime is None:
+    if not {TABLE, "lm_head.weight"} <= _names(folder):
         raise InputError(f"{folder}: no table or no head of its own in its files; take a complete copy of an untied Llama")
-    return Plain(folder, config, weights, told.get("interface"), told.get("tokenizer_sha256"), runtime)
+    answers = answers_of(Transformers.open(folder, torch.float32), config)
+    return Plain(folder, config, read_weights(folder), told.get("interface"), told.get("tokenizer_sha256"), answers)
 
 
 def read_gguf(file: Path) -> Plain:
@@ -82,9 +81,9 @@ def read_gguf(file: Path) -> Plain:
     config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # the file has it in float32
     told = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
     told |= {f"{end}_token_id": fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}  # not the reader's own
-    weights = {name: tensor.clone() for name, tensor in runtime.model.state_dict().items()}
     runtime.exact = False  # that epsilon
-    return Plain(file, told, weights, fields.get("tokencodes.interface"), fields.get("tokencodes.tokenizer_sha256"), runtime)
+    answers, weights = answers_of(runtime, told), dict(runtime.model.state_dict())
+    return Plain(file, told, weights, fields.get("tokencodes.interface"), fields.get("tokencodes.tokenizer_sha256"), answers)
 
 
 def read_onnx(file: Path) -> Plain:
@@ -94,20 +93,21 @@ def read_onnx(file: Path) -> Plain:
 
     from tokencodes.export.onnx_graph import INPUT_VECTORS
 
-    proto = onnx.load(file)
     config = read_json(file.parent.parent / "config.json")
+    answers = answers_of(OnnxRuntime(file), config)
+    proto = onnx.load(file)
     if INPUT_VECTORS not in {name for node in proto.graph.node for name in node.output}:
         raise InputError(f"{file}: not a graph that `tokencodes export` wrote; import the model that it was made from")
-    weights: Weights = {}
+    weights: Weights = {TABLE: torch.from_numpy(_input_table(proto, int(config["vocab_size"])))}
     for tensor in proto.graph.initializer:
         if tensor.name.endswith(".weight") and tensor.name != TABLE:
             array = numpy_helper.to_array(tensor)
             weights[tensor.name] = torch.from_numpy((array.T if array.ndim == 2 else array).copy())
-    weights[TABLE] = torch.from_numpy(_input_table(proto, int(config["vocab_size"])))
+            tensor.Clear()  # or every matrix is there twice at the end
     props = {one.key: one.value for one in proto.metadata_props}
     sha256 = props.get("tokenizer_sha256")
     claim = None if sha256 in (None, "None") else sha256
-    return Plain(file, config, weights, props.get("interface"), claim, OnnxRuntime(file))
+    return Plain(file, config, weights, props.get("interface"), claim, answers)
 
 
 def _input_table(proto: Any, size: int) -> np.ndarray:
@@ -122,13 +122,26 @@ def _input_table(proto: Any, size: int) -> np.ndarray:
     return found
 
 
-def read_weights(folder: Path) -> Weights:
-    """Every tensor of a folder's safetensors files."""
+def _files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise InputError(f"{folder}: no .safetensors file there; name a folder that has one")
+    return files
+
+
+def _names(folder: Path) -> set[str]:
+    """Of the tensors in a folder's safetensors files."""
+    found: set[str] = set()
+    for file in _files(folder):
+        with safe_open(file, "pt") as opened:
+            found |= set(opened.keys())
+    return found
+
+
+def read_weights(folder: Path) -> Weights:
+    """Every tensor of a folder's safetensors files."""
     found: Weights = {}
-    for file in files:
+    for file in _files(folder):
         try:
             found |= load_file(file)
         except (SafetensorError, json.JSONDecodeError) as error:

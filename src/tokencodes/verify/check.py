@@ -55,9 +55,13 @@ def not_shown(level: str, name: str, why: str) -> Check:
 
 
 def drawn_ids(model: TokenCodeForCausalLM) -> torch.Tensor:
+    """The token ids that measurements of a model are made on."""
+    return ids_drawn(model.config.vocab_size, model.config.max_position_embeddings)
+
+
+def ids_drawn(size: int, context: int) -> torch.Tensor:
     """Token ids int64[N, T], uniform over the vocabulary by a fixed seed; the first row begins with ids 0 and V-1."""
-    size = model.config.vocab_size
-    length = min(LONGEST, model.config.max_position_embeddings)
+    length = min(LONGEST, context)
     ids = multiply_high(stream(0, "verify", SEQUENCES * length), size).astype(np.int64).reshape(SEQUENCES, length)
     ids[0, :2] = (0, size - 1)[: len(ids[0, :2])]
     return torch.from_numpy(ids)
