@@ -2,7 +2,7 @@
 
     python bench/export_memory.py --work FOLDER [--to llama gguf onnx] [--tokenizer FILE] [--interface binary] [--layers 24]
 
-Writes a model with random weights into FOLDER (7 GB; kept for the next run), exports it by the command, and reads the resident
+Writes a model as it begins training into FOLDER (7 GB; kept for the next run), exports it by the command, and reads the resident
 set of the process and its children ten times a second; pages of files that are mapped count too. The interpreter is what the
 same command has on a model of a few hundred kilobytes. The bar is 1.2 of the plain Llama's float32
 bytes. GGUF holds the vocabulary too, so it wants --tokenizer, one of 49,152 tokens (SmolLM2's).
@@ -22,6 +22,7 @@ import torch
 from tokencodes.codes import InterfaceSpec
 from tokencodes.data.text import read_documents
 from tokencodes.data.tokenizer import train_tokenizer
+from tokencodes.init import initialise
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 from tokencodes.train.corpus import resolve_inputs
 
@@ -30,7 +31,7 @@ SMALL = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_at
 
 
 def make(folder: Path, config: TokenCodeConfig) -> int:
-    """A model with cheap random weights, if it is not there yet; returns the plain Llama's bytes."""
+    """A model as it begins training, if it is not there yet; returns the plain Llama's bytes."""
     with torch.device("meta"):
         model = TokenCodeForCausalLM(config)
     plain = 4 * (sum(one.numel() for one in model.parameters()) + config.vocab_size * config.hidden_size)
@@ -38,11 +39,7 @@ def make(folder: Path, config: TokenCodeConfig) -> int:
         return plain
     model.to_empty(device="cpu").input_interface.reset_buffers()
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    block = torch.randn(1 << 16) * 0.02
-    for name, parameter in model.named_parameters():
-        parameter.data.view(-1).copy_(block.repeat(-(-parameter.numel() // len(block)))[: parameter.numel()])
-        if name.endswith("norm.weight"):
-            parameter.data.fill_(1.0)
+    initialise(model, 1)
     model.save_pretrained(folder)
     return plain
 
