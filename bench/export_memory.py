@@ -2,10 +2,10 @@
 
     python bench/export_memory.py --work FOLDER [--to llama gguf onnx] [--tokenizer FILE] [--interface binary] [--layers 24]
 
-Writes a model as it begins training into FOLDER (7 GB; kept for the next run), exports it by the command, and reads the resident
-set of the process and its children ten times a second; pages of files that are mapped count too. The interpreter is what the
-same command has on a model of a few hundred kilobytes. The bar is 1.2 of the plain Llama's float32
-bytes. GGUF holds the vocabulary too, so it wants --tokenizer, one of 49,152 tokens (SmolLM2's).
+Writes a model as it begins training into FOLDER (7 GB; kept for the next run), exports it by the command, and reads the
+resident set of the process and its children ten times a second; pages of files that are mapped count too. The interpreter is
+what the same command has on a model of a few hundred kilobytes. The bar is 1.2 of the plain Llama's float32 bytes. GGUF holds
+the vocabulary too, so it wants --tokenizer, one of 49,152 tokens (SmolLM2's).
 """
 
 import argparse

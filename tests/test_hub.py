@@ -134,7 +134,7 @@ def test_what_goes_up_comes_down_and_is_the_same_model(hub, tmp_path, tokenizer_
     folder = fetch("me/model")
     assert (folder / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
     assert command(["import", "me/model", "--out", str(tmp_path / "again")]) == 0
-    assert "gf2, as config.json says" in capsys.readouterr().out
+    assert "gf2, as its file says" in capsys.readouterr().out
     assert type(load("me/model")).__name__ == "LlamaForCausalLM"
     push(tmp_path / "again", "me/model")
     shutil.rmtree(tmp_path / "cache")  # the stand-in has one commit only
@@ -158,6 +158,31 @@ def test_only_what_was_certified_is_pushed(hub, tmp_path, tokenizer_path):
     assert ".env" not in {one.name for one in push(tmp_path / "out", "me/model")} and ".env" not in hub.files
     with pytest.raises(InputError, match="a repository is OWNER/NAME"):
         push(tmp_path / "out", "model")
+    for name in ("me/..", "me/a--b"):
+        with pytest.raises(InputError, match=r"no name for a repository|a repository is OWNER/NAME"):
+            push(tmp_path / "out", name, dry_run=True)
+    card = tmp_path / "out" / "README.md"
+    card.write_text(card.read_text().replace("---\n", "---\nlicense: mit\n", 1))  # it is its owner's to complete
+    push(tmp_path / "out", "me/model")
+    assert b"license: mit" in hub.files["README.md"]
     (tmp_path / "out" / "config.json").write_text("{}")
     with pytest.raises(InputError, match=r"config\.json: not the file that was certified"):
         push(tmp_path / "out", "me/model")
+
+
+def test_what_cannot_be_loaded_is_one_line(tmp_path, tokenizer_path):
+    export(saved(trained("gf2"), tmp_path / "model", tokenizer_path), "llama", tmp_path / "out")
+    file, config = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "config.json"
+    config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    with pytest.raises(InputError, match="tie_word_embeddings is true"):
+        load(tmp_path / "out")
+    config.write_text(config.read_text().replace('"tie_word_embeddings": true', '"tie_word_embeddings": false'))
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(InputError, match=r"out: cannot be loaded \("):
+        load(tmp_path / "out")
+    file.unlink()
+    with pytest.raises(InputError, match="no weights that transformers reads"):
+        load(tmp_path / "out")
+    (tmp_path / "x.gguf").touch()
+    with pytest.raises(InputError, match="`tokencodes import` makes a model of ours of it"):
+        load(tmp_path / "x.gguf")

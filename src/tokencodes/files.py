@@ -94,14 +94,17 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Makes `folder` and holds it: two programs that write into one folder would undo each other's work."""
+def only_one(folder: Path, named: Path | None = None) -> Iterator[None]:
+    """Makes `folder` and holds it: two programs that write into one folder would undo each other's work. named: what its user
+    calls it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"{folder}: another program is writing here; wait for it, or choose another --out") from None
+            raise InputError(
+                f"{named or folder}: another program is writing here; wait for it, or choose another --out"
+            ) from None
         yield
 
 
@@ -120,13 +123,14 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
         needed, here = needed_bytes / 1e9, free / 1e9
         raise InputError(f"{folder}: it needs about {needed:,.2f} GB and {here:,.2f} GB are free; name another --out")
     partial = folder.with_name(f".tmp-{folder.name}")
-    with only_one(partial):
+    with only_one(partial, folder):
         try:
             for left in partial.iterdir():  # by a program that was killed
                 if left.name != LOCK:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
             yield partial
             (partial / LOCK).unlink()
+            readable(partial)
             for place in (*partial.rglob("*"), partial):
                 fsync(place)
             _refuse(folder, force)  # someone may have made it meanwhile
@@ -134,6 +138,15 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+def readable(folder: Path) -> None:
+    """Files of a folder to be read by whom the umask allows: safetensors writes its own for their owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
 
 
 def _take_place(partial: Path, folder: Path) -> None:
@@ -158,6 +171,15 @@ def certified(folder: Path) -> dict[str, Any] | None:
     told = read_json(place) if place.is_file() else None
     ours = isinstance(told, dict) and told.get("kind") in KINDS and isinstance(told.get("files"), dict)
     return told if ours else None
+
+
+def changed_since(folder: Path, told: dict[str, Any]) -> list[str]:
+    """The files of a folder's certificate that are not there, or are not what it certifies."""
+    return [name for name, sha256 in told["files"].items() if not _is(folder / name, sha256)]
+
+
+def _is(path: Path, sha256: str) -> bool:
+    return path.is_file() and file_sha256(path) == sha256
 
 
 def file_sha256(path: Path) -> str:
@@ -187,3 +209,6 @@ def _refuse(folder: Path, force: bool) -> None:
     more = [name for path in folder.rglob("*") if path.is_file() and (name := path.relative_to(folder).as_posix()) not in known]
     if more:
         raise InputError(f"{folder}: holds {more[0]}, which was put there since; take it away, or name another --out")
+    changed = [name for name in changed_since(folder, told) if (folder / name).exists()]
+    if changed:
+        raise InputError(f"{folder}: {changed[0]} was changed since it was made; take it away, or name another --out")

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokencodes.errors import InputError, first_line
-from tokencodes.files import CERTIFICATE, certified, file_sha256, read_json
+from tokencodes.files import CERTIFICATE, certified, changed_since, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+CARD = "README.md"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 PATTERNS = ["*.json", "*.safetensors", "*.md", "*.jinja", "*.gguf", "*.onnx", "*.onnx_data", "*.pt", "*.pth", "*.bin"]
 
@@ -39,34 +40,46 @@ def fetch(place: str, revision: str | None = None) -> Path:
 
 def load(place: str) -> "PreTrainedModel":
     """The model of a run, a checkpoint, a folder or a hub id, in float32 on the CPU: ours with its code checked, or a plain
-    Llama that was exported. InputError where there is none."""
+    Llama that was exported. InputError where there is none, or it cannot be loaded."""
     folder = fetch(place)
     config = folder / "config.json"
-    if config.is_file() and read_json(config).get("model_type") == "llama":
-        from transformers import AutoModelForCausalLM
-
-        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
-        return found
+    told = read_json(config) if config.is_file() else {}
+    if told.get("model_type") == "llama":
+        return _plain(folder, bool(told.get("tie_word_embeddings")))
+    if folder.suffix in (".gguf", ".onnx") or (folder.is_dir() and list(folder.glob("*.gguf"))):
+        raise InputError(f"{folder}: of another program; `tokencodes import` makes a model of ours of it, which can be loaded")
     from tokencodes.checkpoint import load_model
 
     return load_model(folder)
 
 
+def _plain(folder: Path, tied: bool) -> "PreTrainedModel":
+    from transformers import AutoModelForCausalLM
+
+    if tied:
+        raise InputError(f"{folder}/config.json: tie_word_embeddings is true, so loading would overwrite the head")
+    if not list(folder.glob("*.safetensors")):
+        raise InputError(f"{folder}: no weights that transformers reads; of an ONNX graph `tokencodes import` makes a model")
+    try:
+        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    except Exception as error:  # each library has errors of its own for files that are damaged
+        raise InputError(f"{folder}: cannot be loaded ({first_line(error)}); take a complete copy") from None
+    return found.eval()
+
+
 def push(folder: Path, repository: str, private: bool = True, dry_run: bool = False) -> list[Sent]:
-    """Uploads an export, every file that its certificate lists, as a repository OWNER/NAME; returns the files. dry_run: only
-    says what it would do.
+    """Uploads an export, every file that its certificate lists, as a repository OWNER/NAME; returns the files. README.md may be
+    another than was certified: licence, language and contact are its owner's to add. dry_run: only says what it would do.
 
     InputError: no export, a name that is none, or a hub that refuses.
     """
     told = certified(folder)
     if told is None:
         raise InputError(f"{folder}: only what `tokencodes export` or `import` made and checked is pushed")
-    if not HUB_ID.fullmatch(repository):
-        raise InputError(f"{repository!r}: a repository is OWNER/NAME")
-    for name, sha256 in told["files"].items():
-        path = folder / name
-        if not path.is_file() or file_sha256(path) != sha256:
-            raise InputError(f"{path}: not the file that was certified; make the export anew")
+    _check_name(repository)
+    for name in changed_since(folder, told):
+        if name != CARD or not (folder / CARD).is_file():
+            raise InputError(f"{folder / name}: not the file that was certified; make the export anew")
     names = [*told["files"], CERTIFICATE]
     sent = [Sent(name, (folder / name).stat().st_size) for name in sorted(names)]
     if dry_run:
@@ -82,3 +95,15 @@ def push(folder: Path, repository: str, private: bool = True, dry_run: bool = Fa
             f"{repository}: the hub did not take it ({first_line(error)}); `hf auth login`, or set HF_TOKEN and HF_ENDPOINT"
         ) from None
     return sent
+
+
+def _check_name(repository: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if not HUB_ID.fullmatch(repository):
+        raise InputError(f"{repository!r}: a repository is OWNER/NAME")
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise InputError(f"{repository!r}: no name for a repository ({first_line(error)})") from None

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import tiny_study
 from tests.evaluate.conftest import tiny
+from tokencodes.checkpoint import weights_sha256
 from tokencodes.cli import run as command
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.evaluate.audit import difference, multiset, read_records
@@ -18,7 +19,7 @@ from tokencodes.evaluate.contrast import Contrast, compared, contrast, open_eval
 from tokencodes.evaluate.evaluation import Asking, evaluate
 from tokencodes.evaluate.paired import Difference
 from tokencodes.evaluate.second import check, sample
-from tokencodes.evaluate.subject import open_evaluated, weights_sha256
+from tokencodes.evaluate.subject import open_evaluated
 from tokencodes.evaluate.suites import benchmarks
 from tokencodes.evaluate.verdicts import verdict
 from tokencodes.report.contrasts import write_contrast

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tokencodes.export.agreement import compare, followed
+from tokencodes.export.agreement import Followed, compare, followed
 from tokencodes.export.expected import Expected
 from tokencodes.export.runtimes import Runtime
 
@@ -36,11 +36,11 @@ class Scripted(Runtime):
 @pytest.mark.parametrize(
     ("turns", "found"),
     [
-        ({}, (6, None)),
-        ({2: 0}, (5, None)),  # one tie, and all after it is compared
-        ({2: 0, 5: 0}, (4, None)),
-        ({2: 0, 4: 0}, (3, 4)),  # what comes after a tie is held to it too
-        ({0: 0}, (0, 0)),
+        ({}, Followed(6, (), None)),
+        ({2: 0}, Followed(5, (0.001,), None)),  # one tie, and all after it is compared
+        ({2: 0, 5: 0}, Followed(4, (0.001, 0.002), None)),
+        ({2: 0, 4: 0}, Followed(3, (0.001,), 4)),  # what comes after a tie is held to it too
+        ({0: 0}, Followed(0, (), 0)),
     ],
 )
 def test_after_a_tie_the_runtime_goes_on_from_our_token(turns, found):
@@ -50,7 +50,7 @@ def test_after_a_tie_the_runtime_goes_on_from_our_token(turns, found):
 
 
 def test_a_lead_that_is_no_number_is_no_tie():
-    assert followed(Scripted({1: 0}), np.array([7, 8]), OURS, [float("nan")] * 6, tie=float("inf")) == (1, 1)
+    assert followed(Scripted({1: 0}), np.array([7, 8]), OURS, [float("nan")] * 6, tie=float("inf")) == Followed(1, (), 1)
 
 
 @pytest.mark.parametrize(("turns", "status"), [({2: 0}, "agrees"), ({2: 0, 3: 0}, "differs")])
@@ -63,4 +63,4 @@ def test_the_verdict_counts_every_step(turns, status):
     if status == "differs":
         assert found.detail == "greedy continuation 1 leaves ours at step 4, which leads by 1.0e+00"
     else:
-        assert found.greedy_steps_equal == (5,) and found.greedy_steps == 6
+        assert found.greedy_steps_equal == (5,) and found.tie_leads == (0.001,) and found.greedy_steps == 6

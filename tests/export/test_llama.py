@@ -1,9 +1,11 @@
 """A plain Llama leaves and comes back bit by bit, whatever the input is; and nothing that does not agree is left behind."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -225,8 +227,113 @@ def test_of_a_run_the_newest_checkpoint_is_taken_and_said(dataset, tmp_path, tok
     told = json.loads(capsys.readouterr().out)
     assert (told["name"], told["checkpoint"]) == ("gf2-seed-1", "update-00000008") and told["runtimes"][0]["texts"] == 8
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "Arm `gf2`, run seed 1" in card and "8 updates, 512 targets processed" in card
+    assert "Arm `gf2`, run seed 1" in card and "8 updates, 512 targets (next tokens" in card
     assert card.startswith("---\n") and "# gf2-seed-1" in card
+
+
+def test_a_card_shows_an_evaluation_of_these_very_weights_alone(dataset, tmp_path):
+    from tests.conftest import tiny_study
+    from tokencodes.checkpoint import load_model, weights_sha256
+    from tokencodes.train.metrics import Silent
+    from tokencodes.train.run import train
+
+    run = tmp_path / "gf2" / "seed-1"
+    train(tiny_study(dataset.path).run("gf2", 1), dataset, run, Silent())
+    told = {
+        "identity": {"weights_sha256": "", "documents": 3, "seed": 0, "harness": "0.4.13", "context": 96, "prefix": 0},
+        "audit": [{"name": "piqa", "documents": 3, "requests": 6, "truncated": 0}],
+        "results": {"piqa": {"acc": 2 / 3}},
+        "second_opinion": {"checked": 6, "largest": 1e-6},
+        "requests_sha256": "ab" * 32,
+    }
+    (run / "evaluation").mkdir()
+    cards = []
+    for sha256 in (weights_sha256(load_model(run)), "0" * 64):
+        told["identity"]["weights_sha256"] = sha256
+        (run / "evaluation" / "evaluation.json").write_text(json.dumps(told))
+        export(run, "llama", tmp_path / "out", force=True)
+        cards.append((tmp_path / "out" / "README.md").read_text())
+    assert (
+        "| piqa | acc 0.6667 | 3 | 6 | 0 |" in cards[0] and "At most 3 documents of each benchmark, drawn by seed 0" in cards[0]
+    )
+    assert "piqa" not in cards[1] and "No evaluation of these weights lies beside them" in cards[1]
+    assert str(tmp_path) not in cards[0] and f"Text: {dataset.path.name} (" in cards[0]
+    assert weights_sha256(load_model(run)) == weights_sha256(load_model(run / "model"))  # by whatever path it is named
+
+
+def test_what_a_runtime_of_another_account_or_version_needs(make, tmp_path):
+    mask = os.umask(0o022)
+    try:
+        export(make(), "llama", tmp_path / "plain")
+    finally:
+        os.umask(mask)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "plain").iterdir()} == {0o644}
+    told = json.loads((tmp_path / "plain" / "tokenizer_config.json").read_text())
+    assert told["model_input_names"] == ["input_ids", "attention_mask"] and told["padding_side"] == "left"
+    assert json.loads((tmp_path / "plain" / "generation_config.json").read_text())["pad_token_id"] == 0
+    assert not {"id2label", "label2id", "problem_type"} & json.loads((tmp_path / "plain" / "config.json").read_text()).keys()
+    tokenizer, model = (kind.from_pretrained(tmp_path / "plain") for kind in (AutoTokenizer, AutoModelForCausalLM))
+    told = {"max_new_tokens": 6, "do_sample": False}
+    several = tokenizer(["She", "She was in the"], return_tensors="pt", padding=True)
+    alone = tokenizer("She", return_tensors="pt")
+    assert model.generate(**several, **told)[0, -6:].tolist() == model.generate(**alone, **told)[0, -6:].tolist()
+
+
+def test_weights_that_were_trained_since_are_not_replaced(make, tmp_path):
+    folder = make()
+    export(folder, "llama", tmp_path / "plain")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    torch.nn.init.normal_(model.lm_head.weight)
+    model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(InputError, match="was changed since it was made"):
+        export(folder, "llama", tmp_path / "plain", force=True)
+
+
+def test_an_import_says_what_is_not_as_certified(make, tmp_path, capsys):
+    export(make(), "llama", tmp_path / "plain")
+    asked = ["import", str(tmp_path / "plain"), "--force", "--out", str(tmp_path / "back")]
+    assert command(asked) == 0 and "note" not in capsys.readouterr().err
+    config, tokenizer = tmp_path / "plain" / "config.json", tmp_path / "plain" / "tokenizer.json"
+    config.write_text(config.read_text().replace("10000", "20000"))
+    assert command(asked) == 0
+    assert "note: config.json is not the file that was certified when it was exported" in capsys.readouterr().err
+    assert json.loads((tmp_path / "back" / "certificate.json").read_text())["notes"]
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    assert command(asked) == 2 and "but the model was trained with" in capsys.readouterr().err
+    tokenizer.unlink()
+    assert command(asked) == 0 and "note: no tokenizer came with it" in capsys.readouterr().err
+    assert "tokencodes.load(FOLDER)" in (tmp_path / "back" / "README.md").read_text()
+    config.write_text(config.read_text().replace('"vocab_size": 320', '"vocab_size": 300'))
+    assert command(asked) == 2 and "vocab_size 300 in config.json, and a table of 320 rows" in capsys.readouterr().err
+
+
+def test_an_import_of_what_is_no_plain_llama_says_what_it_is(make, tmp_path, capsys):
+    folder = make()
+    export(folder, "llama", tmp_path / "plain")
+    (tmp_path / "empty").mkdir()
+    for place, said in (
+        (folder, "a model of tokencodes already"),
+        (tmp_path / "plain" / "model.safetensors", f"name its folder, {tmp_path / 'plain'}"),
+        (tmp_path / "empty", "no .safetensors, .pt, .pth or .bin file"),
+    ):
+        assert command(["import", str(place), "--out", str(tmp_path / "back")]) == 2
+        assert said in capsys.readouterr().err
+    assert command(["export", str(tmp_path / "plain"), "--to", "llama", "--out", str(tmp_path / "x")]) == 2
+    assert "`tokencodes import` makes one of ours of it" in capsys.readouterr().err
+    assert command(["export", str(tmp_path / "nothing"), "--to", "llama", "--out", str(tmp_path / "x")]) == 2
+    assert "no such file or folder" in capsys.readouterr().err
+
+
+def test_sigterm_leaves_nothing(make, tmp_path):
+    """The command is stopped as soon as its hidden folder is there."""
+    asked = [sys.executable, "-m", "tokencodes", "export", str(make()), "--to", "llama", "--out", str(tmp_path / "plain")]
+    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not (tmp_path / ".tmp-plain").exists():
+            time.sleep(0.005)
+        process.terminate()
+        _, told = process.communicate()
+    assert process.returncode == 130 and "interrupted; nothing was written" in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
 def test_an_export_of_other_names_is_refused(make, tmp_path, capsys):

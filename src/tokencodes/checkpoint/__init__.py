@@ -16,7 +16,7 @@ from tokencodes.checkpoint.layout import (
     update_of,
     write_replay,
 )
-from tokencodes.checkpoint.read import load_model, restore
+from tokencodes.checkpoint.read import load_model, restore, weights_sha256
 from tokencodes.checkpoint.write import Content, Place, Stage, Writer, remove_leftovers, tensors_of, tidy, write
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "tidy",
     "tokenizer_of",
     "update_of",
+    "weights_sha256",
     "write",
     "write_replay",
 ]

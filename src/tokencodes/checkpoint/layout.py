@@ -126,6 +126,11 @@ def find(path: Path) -> Path:
         return found[0]
     if (path / "config.json").is_file():
         return path
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
+    runs = sorted(str(one.parent) for depth in ("*", "*/*", "*/*/*") for one in path.glob(f"{depth}/checkpoints"))
+    if runs:
+        raise InputError(f"{path}: holds {len(runs)} runs; name one of them: {', '.join(runs[:4])}{' ...' * (len(runs) > 4)}")
     raise InputError(f"{path}: neither a run, nor a checkpoint, nor an exported model; name a folder that holds one")
 
 

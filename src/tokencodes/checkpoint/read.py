@@ -1,5 +1,7 @@
 """Reading: a run goes on from a checkpoint at any number of ranks; a model alone is read by everyone else."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import torch
@@ -7,6 +9,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict, set_state_dict
+from transformers import PreTrainedModel
 
 from tokencodes.checkpoint.layout import TrainState, damage, find, read_state
 from tokencodes.checkpoint.write import cause_of, quiet, tensors_of
@@ -14,6 +17,9 @@ from tokencodes.errors import InputError
 from tokencodes.files import read_json
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 from tokencodes.parallel import ALONE, World
+
+# Of a configuration: how and by what it was saved. A tensor's own dtype is hashed with it.
+NO_PART_OF_SCORES = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype")
 
 
 def restore(
@@ -54,9 +60,21 @@ def load_model(path: Path) -> TokenCodeForCausalLM:
 def _load_exported(folder: Path) -> TokenCodeForCausalLM:
     kind = read_json(folder / "config.json").get("model_type")
     if kind != TokenCodeConfig.model_type:
-        raise InputError(f"{folder}: a model of type {kind!r}, not {TokenCodeConfig.model_type!r}; name one made by tokencodes")
+        way = "`tokencodes import` makes one of ours of it" if kind == "llama" else "name one made by tokencodes"
+        raise InputError(f"{folder}: a model of type {kind!r}, not {TokenCodeConfig.model_type!r}; {way}")
     try:
         model: TokenCodeForCausalLM = TokenCodeForCausalLM.from_pretrained(folder, dtype=torch.float32)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder}: cannot be loaded ({str(error).splitlines()[0]}); take a complete copy") from None
     return model.eval()
+
+
+def weights_sha256(model: PreTrainedModel) -> str:
+    """Over the configuration and all parameters and buffers by name: what scores depend on, in the dtype in which they are
+    used."""
+    config = {key: value for key, value in model.config.to_dict().items() if key not in NO_PART_OF_SCORES}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

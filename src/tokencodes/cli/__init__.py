@@ -16,6 +16,7 @@ from tokencodes.cli.common import app, speaks
 from tokencodes.errors import CheckFailed, Elsewhere, InputError
 
 INTERRUPTED = "interrupted; what was finished is intact, and the same command goes on from there"
+NOTHING_WRITTEN = "interrupted; nothing was written, and the same command begins anew"
 
 
 def main() -> None:
@@ -31,9 +32,10 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command; returns its exit status."""
+    interrupted = NOTHING_WRITTEN if arguments[:1] in (["export"], ["import"]) else INTERRUPTED
     try:
         status = app(arguments, standalone_mode=False)
-        return _complain(INTERRUPTED, 130) if status == 130 else int(status or 0)
+        return _complain(interrupted, 130) if status == 130 else int(status or 0)
     except CheckFailed as error:
         if isinstance(error, Elsewhere) or (error.everywhere and not speaks()):
             return 1
@@ -43,10 +45,10 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        return _complain(INTERRUPTED, 130)
+        return _complain(interrupted, 130)
     except RuntimeError as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # in the midst of a class that is being made
-            return _complain(INTERRUPTED, 130)
+            return _complain(interrupted, 130)
         raise
     except TyperException as error:
         told = error.format_message()

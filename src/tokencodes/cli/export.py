@@ -1,5 +1,9 @@
 """Commands that carry models out and in: export, import, push."""
 
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,15 +13,26 @@ from rich.table import Table
 
 from tokencodes.cli.common import Json, Out, app, emit, quiet
 
-Force = Annotated[bool, typer.Option("--force", help="Replace an export that is there.")]
+
+@contextmanager
+def heeding_terminate() -> Iterator[None]:
+    """Within it SIGTERM ends the command as Ctrl-C does: nothing half-made stays."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a folder that export or import made.")]
 
 
 @app.command()
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, an exported folder or a hub id.")],
+    checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, a model folder of train or import, or a hub id.")],
     to: Annotated[str, typer.Option(help="llama, gguf, onnx.")],
     out: Out,
-    weights: Annotated[str, typer.Option("--type", help="F32, F16, BF16, Q8_0 (GGUF only).")] = "F32",
+    weights: Annotated[str, typer.Option("--type", help="F32; llama and gguf also F16, BF16; gguf also Q8_0.")] = "F32",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -26,7 +41,8 @@ def export(
     from tokencodes.hub import fetch
 
     quiet()
-    found = make(fetch(checkpoint), to, out, weights, force)
+    with heeding_terminate():
+        found = make(fetch(checkpoint), to, out, weights, force)
     table = Table(
         "runtime",
         "version",
@@ -39,6 +55,9 @@ def export(
     for one in found.runtimes:
         table.add_row(*one.cells())
     emit(as_json, found.as_json(), table)
+    absent = [f"{one.runtime}: not run, {one.detail}" for one in found.runtimes if one.status == "not run"]
+    for line in absent + ([] if found.tokenizer else ["no tokenizer lies beside the model, so none is in the export"]):
+        print(line, file=sys.stderr)
 
 
 @app.command("import")
@@ -58,20 +77,23 @@ def bring(
     from tokencodes.importing.bringing import bring as make
 
     quiet()
-    found = make(fetch(place), out, interface, map_file, logits, force)
+    with heeding_terminate():
+        found = make(fetch(place), out, interface, map_file, logits, force)
     table = Table("theirs", "ours", "by", title=f"{place} -> {out}")
     for one in found.mapping:
         table.add_row(one.theirs, ", ".join(one.ours) or "-", one.by)
     if not as_json and found.mapping:
         emit(False, None, table)
     emit(as_json, found.as_json(), f"{out}: {found.found}; compared on {found.compared}")
+    for line in found.notes:
+        print(f"note: {line}", file=sys.stderr)
 
 
 @app.command()
 def push(
     folder: Annotated[Path, typer.Argument(help="What export or import made.")],
     repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository on the hub.")],
-    public: Annotated[bool, typer.Option("--public", help="Where it is made, make it public.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Everyone may read it, if it is new.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every file and its size, and send nothing.")] = False,
     as_json: Json = False,
 ) -> None:

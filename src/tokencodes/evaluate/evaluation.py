@@ -27,7 +27,7 @@ from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request, pair_r
 from tokencodes.evaluate.scorer import Progress, Score, Scorer, no_progress
 from tokencodes.evaluate.second import Claim, check, sample
 from tokencodes.evaluate.subject import Evaluated
-from tokencodes.evaluate.suites import Benchmark
+from tokencodes.evaluate.suites import EMBEDDED, Benchmark
 from tokencodes.evaluate.tasks import TaskOf, make_tasks
 from tokencodes.evaluate.texts import Texts
 from tokencodes.files import only_one, read_json, write_json
@@ -160,15 +160,21 @@ def identity(evaluated: Evaluated, asking: Asking) -> dict[str, Any]:
         "update": evaluated.update,
         "interface": getattr(config, "interface", None),
         "dtype": str(evaluated.model.dtype).removeprefix("torch."),
-        "tokenizer_sha256": evaluated.texts.sha256,
+        "tokenizer_fingerprint": evaluated.texts.sha256,
         "benchmarks": [one.name for one in asking.benchmarks],
-        "rows": "local, by SHA-256" if asking.data else "Hugging Face hub",
+        "rows": _rows(asking),
         "context": asking.limit,
         "prefix": asking.prefix,
         "documents": asking.documents,
         "seed": asking.seed if asking.documents else None,
         "harness": version("lm-eval"),
     }
+
+
+def _rows(asking: Asking) -> str:
+    if all(one.rows == EMBEDDED.rows for one in asking.benchmarks):
+        return "embedded"
+    return "local, by SHA-256" if asking.data else "Hugging Face hub"
 
 
 def _by_harness(

@@ -1,7 +1,6 @@
 """What is evaluated: a model, its tokenizer, and what tells it from any other."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def open_evaluated(place: str, tokenizer: str | None, device: str, dtype: str) -
     check_vocabulary(texts, model)
     made = checkpoint.find(path) if (path / "checkpoints").is_dir() or (path / "manifest.json").is_file() else None
     update = checkpoint.read_state(made).update if made is not None else None
-    return Evaluated(place, model, texts, weights_sha256(model), update)
+    return Evaluated(place, model, texts, checkpoint.weights_sha256(model), update)
 
 
 def check_vocabulary(texts: Texts, model: PreTrainedModel) -> None:
@@ -62,19 +61,6 @@ def check_vocabulary(texts: Texts, model: PreTrainedModel) -> None:
             f"the tokenizer has {texts.vocab_size:,} entries and the model {size:,}: not this model's tokenizer; name it by "
             "--tokenizer"
         )
-
-
-def weights_sha256(model: PreTrainedModel) -> str:
-    """Over the configuration and all parameters and buffers by name: what scores depend on, in the dtype in which they are
-    used."""
-    config = {
-        key: value for key, value in model.config.to_dict().items() if key not in ("transformers_version", "_name_or_path")
-    }
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _is_ours(path: Path) -> bool:

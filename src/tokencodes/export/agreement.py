@@ -36,10 +36,12 @@ class Agreement:
     weights: str  # F32, F16, BF16, Q8_0
     bitwise_equal: bool | None = None
     largest_difference: float | None = None  # of a logit, from our float32 model's
-    bound: float | None = None  # of that, in float32; of `kl_mean` otherwise
+    logit_bound: float | None = None  # of that; in float32 alone
     kl_mean: float | None = None  # nats a token
+    kl_bound: float | None = None  # of that; in lower precision alone
     kl_max: float | None = None
     greedy_steps_equal: tuple[int, ...] | None = None  # of each continuation; the others are ties
+    tie_leads: tuple[float, ...] | None = None  # at those, our likeliest token's logit less the next one's
     greedy_steps: int | None = None
     texts: int | None = None
     tokens: int | None = None
@@ -47,7 +49,7 @@ class Agreement:
     def cells(self) -> list[str]:
         """A row for people: runtime, version, result, logits apart, mean KL, greedy steps equal."""
         if self.status != "agrees":
-            return [self.runtime, "-", f"{self.status}: {self.detail}", "-", "-", "-"]
+            return [self.runtime, "-", self.status, "-", "-", "-"]
         steps = ", ".join(f"{equal} of {self.greedy_steps}" for equal in self.greedy_steps_equal or ())
         apart = "0 (same bits)" if self.bitwise_equal else f"{self.largest_difference:.1e}"
         return [self.runtime, str(self.version), self.status, apart, f"{self.kl_mean:.1e}", steps]
@@ -75,6 +77,16 @@ def compare(expected: Expected, opened: Callable[[], Runtime], name: str, weight
     return judged.agreement((name, runtime.version), greedy)
 
 
+@dataclass(frozen=True)
+class Followed:
+    """equal: steps at which the runtime's likeliest token is ours, given ours before it. ties: our lead at each of the others.
+    left: the first step at which it is another though ours leads by more than a tie, where it ends; None: there is none."""
+
+    equal: int
+    ties: tuple[float, ...]
+    left: int | None
+
+
 class _Judged:
     """A runtime's logits held against ours."""
 
@@ -87,7 +99,7 @@ class _Judged:
         self.bound = KL_BOUND[weights] if not self.full else 0.0 if bitwise else max(expected.bound, LOOSE)
         self.tie = min(2 * self.apart, TIE.get(weights, 2 * self.bound))
 
-    def _wrong(self, greedy: list[tuple[int, int | None]]) -> Iterator[str]:
+    def _wrong(self, greedy: list[Followed]) -> Iterator[str]:
         mean = float(self.kl.mean())
         if not self.finite:
             yield "a logit is not finite"
@@ -95,12 +107,12 @@ class _Judged:
             yield f"logits differ by up to {self.apart:.1e}, bound {self.bound:.1e}"
         elif not self.full and mean > self.bound:
             yield f"the mean KL divergence is {mean:.1e} nats a token, bound {self.bound:.1e}"
-        for number, (_, left) in enumerate(greedy):
-            if left is not None:
-                lead = self.expected.leads[number][left]
-                yield f"greedy continuation {number + 1} leaves ours at step {left + 1}, which leads by {lead:.1e}"
+        for number, one in enumerate(greedy):
+            if one.left is not None:
+                lead = self.expected.leads[number][one.left]
+                yield f"greedy continuation {number + 1} leaves ours at step {one.left + 1}, which leads by {lead:.1e}"
 
-    def agreement(self, who: tuple[str, str], greedy: list[tuple[int, int | None]]) -> Agreement:
+    def agreement(self, who: tuple[str, str], greedy: list[Followed]) -> Agreement:
         """greedy: of each continuation what `followed` gives."""
         wrong = list(self._wrong(greedy))
         return Agreement(
@@ -110,29 +122,31 @@ class _Judged:
             self.weights,
             self.same,
             self.apart if self.finite else None,
-            self.bound,
+            self.bound if self.full else None,
             float(self.kl.mean()) if self.finite else None,
+            None if self.full else self.bound,
             float(self.kl.max()) if self.finite else None,
-            tuple(equal for equal, _ in greedy),
+            tuple(one.equal for one in greedy),
+            tuple(lead for one in greedy for lead in one.ties),
             self.expected.steps,
             len(self.expected.texts),
             self.expected.texts.size,
         )
 
 
-def followed(runtime: Runtime, prompt_T: Ids, ours: list[int], leads: list[float], tie: float) -> tuple[int, int | None]:
-    """At how many steps the runtime's likeliest token is ours, given ours before it; and the first step at which it is another
-    though ours leads by more than a tie, where it ends (None: there is none)."""
-    equal = step = 0
+def followed(runtime: Runtime, prompt_T: Ids, ours: list[int], leads: list[float], tie: float) -> Followed:
+    """Holds a runtime's greedy continuation against ours, step by step."""
+    equal, step, ties = 0, 0, list[float]()
     while step < len(ours):
         rest = runtime.greedy(np.append(prompt_T, np.array(ours[:step], dtype=np.int64)), len(ours) - step)
         same = steps_equal(ours[step:], rest)
         equal, step = equal + same, step + same
         if step < len(ours):
             if not leads[step] <= tie:
-                return equal, step
+                return Followed(equal, tuple(ties), step)
+            ties.append(leads[step])
             step += 1
-    return equal, None
+    return Followed(equal, tuple(ties), None)
 
 
 def divergence(ours: Logits, theirs: Logits) -> np.ndarray:

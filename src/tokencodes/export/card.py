@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 import tokencodes
+from tokencodes import checkpoint
 from tokencodes.export.source import UNFREEZES, Source
 from tokencodes.files import read_json, read_toml, write_text
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from tokencodes.export.exporting import Export
 
 CARD = "README.md"
+SAMPLING = {
+    "paper": "document, then start within it",
+    "token-uniform": "each start with equal chance",
+    "packed": "documents packed one behind the other",
+}
 NOT_METRICS = ("documents", "lost_bytes", "byte_perplexity")
 
 
@@ -27,17 +33,20 @@ class Record:
     run: dict[str, Any] | None = None
     study: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
+    tokenizer: bool = False  # whether one leaves with it
     limits: list[str] = field(default_factory=list)
 
 
 def read_record(source: Source) -> Record:
     """Reads what the run of a checkpoint has left."""
     config, place = source.model.config, source.place
+    trained = sum(one.numel() for one in source.model.parameters())
     shape = (
-        f"{config.num_hidden_layers} blocks of width {config.hidden_size:,}, {config.num_attention_heads} heads, feed-forward "
-        f"{config.intermediate_size:,}, {config.vocab_size:,} tokens, context {config.max_position_embeddings:,}"
+        f"{trained:,} trained parameters: {config.num_hidden_layers} blocks of width {config.hidden_size:,}, "
+        f"{config.num_attention_heads} heads, feed-forward {config.intermediate_size:,}, {config.vocab_size:,} tokens, "
+        f"context {config.max_position_embeddings:,}"
     )
-    limits = []
+    limits, tokenizer = [], source.tokenizer is not None
     if config.interface != "learned" and config.bos_token_id == 0 and not source.model.input_interface(_zero())[0].any():
         limits.append(
             "Token 0 begins and ends texts and has the zero code: after it alone every next token is equally likely, so the "
@@ -45,7 +54,8 @@ def read_record(source: Source) -> Record:
         )
     folder = place.parent.parent if place.parent.name == "checkpoints" else place.parent if place.name == "model" else None
     if folder is None or not (folder / "result.json").is_file():
-        return Record(source.name, shape, limits=limits)
+        return Record(source.name, shape, tokenizer=tokenizer, limits=limits)
+    limits.insert(0, "One run is one draw: another seed, recipe or text may do otherwise.")
     result = read_json(folder / "result.json")
     last = place.name in ("model", f"update-{result['updates']:08d}")
     if not last:
@@ -53,11 +63,15 @@ def read_record(source: Source) -> Record:
             f"This is {place.name} of a run of {result['updates']:,} updates; its figures above are of the run's end."
         )
     told = _run(result, read_toml(folder / "config.toml"))
-    evaluated = folder / "evaluation" / "evaluation.json"
-    there = read_json(evaluated) if last and evaluated.is_file() else None
-    current = there is not None and there["identity"]["update"] in (None, result["updates"])
-    evaluation = _evaluation(there) if there is not None and current else None
-    return Record(source.name, shape, told, _study(folder.parent.parent / "study.toml"), evaluation, limits)
+    return Record(
+        source.name,
+        shape,
+        told,
+        _study(folder.parent.parent / "study.toml"),
+        _evaluation_of(source, folder / "evaluation" / "evaluation.json"),
+        tokenizer,
+        limits,
+    )
 
 
 def _zero() -> Any:
@@ -66,16 +80,25 @@ def _zero() -> Any:
     return torch.zeros(1, 1, dtype=torch.int64)
 
 
+def _evaluation_of(source: Source, file: Path) -> dict[str, Any] | None:
+    """What an evaluation beside a run says; None where there is none of these very weights."""
+    told = read_json(file) if file.is_file() else None
+    if told is None or told["identity"]["weights_sha256"] != checkpoint.weights_sha256(source.model):
+        return None
+    return _evaluation(told)
+
+
 def _run(result: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     optimizer, batch, data = config["optimizer"], config["batch"], config["data"]
-    text = data.get("dataset") or ", ".join(data.get("inputs", ())) or ", ".join(one["dataset"] for one in data["mixture"])
+    several = data.get("inputs") or [one["dataset"] for one in data.get("mixture", ())]
+    text = ", ".join(Path(one).name for one in ([data["dataset"]] if data.get("dataset") else several))  # no path: it travels
     windows = batch["windows_per_update"]
     recipe = (
         f"AdamW ({optimizer['beta1']}, {optimizer['beta2']}), learning rate {optimizer['peak_lr']:g} to "
-        f"{optimizer['min_lr']:g} over {optimizer['schedule_updates']:,} updates after {optimizer['warmup_updates']:,} of "
-        f"warm-up, weight decay {optimizer['weight_decay']:g}, gradients clipped at {optimizer['clip']:g}, {windows:,} "
-        f"windows of {config['model']['context']:,} targets an update, {batch['sampling']} sampling, "
-        f"{result['environment']['dtype']}"
+        f"{optimizer['min_lr']:g} over {optimizer['schedule_updates']:,} updates, of which "
+        f"{optimizer['warmup_updates']:,} warm up, weight decay {optimizer['weight_decay']:g}, gradients clipped at "
+        f"{optimizer['clip']:g}, {windows:,} windows of {config['model']['context']:,} targets an update, drawn by "
+        f"{SAMPLING[batch['sampling']]}, {result['environment']['dtype']}"
     )
     return {
         "arm": result["arm"],
@@ -104,9 +127,10 @@ def _evaluation(told: dict[str, Any]) -> dict[str, Any]:
         shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key not in NOT_METRICS)
         counts = (f"{audit[name][key]:,}" for key in ("documents", "requests", "truncated"))
         rows.append([name, shown, *counts])
-    drawn = f"{who['documents']:,} documents of each benchmark that has more, drawn." if who["documents"] else "All documents."
+    drawn = f"At most {who['documents']:,} documents of each benchmark, drawn by seed {who['seed']}."
     return {
-        "documents": drawn,
+        "documents": drawn if who["documents"] else "All documents of each benchmark.",
+        "accuracies": any("acc" in metrics for metrics in told["results"].values()),
         "harness": who["harness"],
         "context": f"{who['context']:,}",
         "prefix": who["prefix"],
@@ -121,7 +145,8 @@ def write_card(record: Record, made: "Export", folder: Path) -> None:
     """README.md of an export."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files("tokencodes.export") / "card.md.j2").read_text(encoding="utf-8"))
-    told = {key: getattr(record, key) for key in ("name", "shape", "run", "study", "evaluation", "limits")}
+    told = {key: getattr(record, key) for key in ("name", "shape", "run", "study", "evaluation", "tokenizer", "limits")}
     runtimes = [one.cells() for one in made.runtimes]
-    text = template.render(made=made, version=tokencodes.__version__, unfreezes=UNFREEZES, runtimes=runtimes, **told)
+    file = next((path.name for path in folder.glob("*.gguf")), None)
+    text = template.render(made=made, file=file, version=tokencodes.__version__, unfreezes=UNFREEZES, runtimes=runtimes, **told)
     write_text(folder / CARD, text.rstrip() + "\n")

@@ -42,6 +42,7 @@ class Export:
     interface: dict[str, Any]
     reference_difference: float
     reference_bound: float
+    tokenizer: bool  # whether one is in it
     runtimes: tuple[Agreement, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -55,6 +56,7 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
     to: llama, gguf, onnx. weights: the type of the matrices. InputError: unusable input. CheckFailed: what was written is not
     the same function in a runtime that is here; it is deleted.
     """
+    to, weights = to.lower(), weights.upper()
     _check(to, weights)
     source = open_source(place)
     if source.place.resolve().is_relative_to(out.resolve()):
@@ -78,7 +80,9 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
         for one in found:
             if one.status == "differs":
                 raise CheckFailed(f"{out}: not made, because {one.runtime} does not agree with our model: {one.detail}")
-        made = Export(name, taken, to, weights, table, frozen, facts, expected.from_reference, expected.bound, found)
+        made = Export(
+            name, taken, to, weights, table, frozen, facts, expected.from_reference, expected.bound, record.tokenizer, found
+        )
         write_card(record, made, folder)
         write_certificate(folder, KIND, made.as_json())
     return made

@@ -33,11 +33,13 @@ def write_llama(source: Source, weights: str, folder: Path) -> None:
 def generation(source: Source) -> dict[str, Any]:
     """generation_config.json: where a text begins and ends; decoding itself is left to whoever runs it."""
     config = source.model.config
-    return {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id, "use_cache": True}
+    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    return {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id, "pad_token_id": end, "use_cache": True}
 
 
 def copy_tokenizer(source: Source, folder: Path) -> None:
-    """The tokenizer's very bytes; and its configuration, by a class name that transformers 4 and 5 both know."""
+    """The tokenizer's very bytes; and its configuration, by a class name that transformers 4 and 5 both know, with what version
+    4 would pass to `generate` besides ids, and with padding on the side that generation needs."""
     if source.tokenizer is None:
         return
     shutil.copyfile(source.tokenizer, folder / "tokenizer.json")
@@ -45,9 +47,8 @@ def copy_tokenizer(source: Source, folder: Path) -> None:
     told = read_json(beside) if beside.is_file() else {}
     told.pop("backend", None)
     longest = source.model.config.max_position_embeddings
-    write_json(
-        folder / "tokenizer_config.json", {**told, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest}
-    )
+    told |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, "padding_side": "left"}
+    write_json(folder / "tokenizer_config.json", {**told, "model_input_names": ["input_ids", "attention_mask"]})
 
 
 def _check_exact(source: Source, dtype: torch.dtype, weights: str) -> None:

@@ -217,7 +217,7 @@ class TransformersJs(Runtime):
         found = next((place for place in places if place.is_dir()), None)
         if node is None or found is None:
             raise NotInstalled(
-                "transformers.js is not installed: npm install @huggingface/transformers, and set NODE_PATH to it"
+                "transformers.js is not installed: npm install @huggingface/transformers, and set NODE_PATH to its node_modules"
             )
         self.version = json.loads((found / "package.json").read_text())["version"]
         self._command = [node, str(Path(__file__).with_name("transformers_js.mjs")), str(found)]

@@ -18,6 +18,12 @@ UNFREEZES = (
     "The input table of this copy is written out and can be trained: any fine-tuning that does not leave model.embed_tokens "
     "alone unfreezes it, and the input is then no fixed code any more."
 )
+# Of a configuration: what only our class knows, and what every class has and no decoder uses.
+LEFT_OUT = {
+    *("interface", "spec_sha256", "codebook_sha256", "tokenizer_sha256", "dtype", "_name_or_path"),
+    *("id2label", "label2id", "problem_type", "chunk_size_feed_forward", "return_dict", "is_encoder_decoder"),
+    *("output_attentions", "output_hidden_states"),
+}
 # Largest padding of a vocabulary that a tokenizer does not fill.
 PADDED = 1024
 
@@ -83,8 +89,7 @@ class Source:
             "frozen_input": self.frozen,
             "tokencodes": self.facts(),
         }
-        ours = {"interface", "spec_sha256", "codebook_sha256", "tokenizer_sha256", "dtype", "_name_or_path"}
-        kept = {key: value for key, value in config.to_dict().items() if key not in ours and key not in told}
+        kept = {key: value for key, value in config.to_dict().items() if key not in LEFT_OUT and key not in told}
         return kept | told
 
     def plain_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,31 +1,50 @@
 """`import`: a plain Llama folder, or another program's checkpoint, as a model of ours in a folder that appears when it is
-whole."""
+whole.
+
+Whoever imports may have trained the model since it was exported, so files that are not those of its certificate are no error;
+they are said.
+"""
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import tokencodes
 from tokencodes.errors import InputError
-from tokencodes.files import appearing, write_certificate
+from tokencodes.files import appearing, certified, changed_since, file_sha256, read_json, write_certificate, write_text
 from tokencodes.importing.foreign import import_foreign
 from tokencodes.importing.names import Mapped
-from tokencodes.importing.plain import compact
+from tokencodes.importing.plain import Plain, compact
 from tokencodes.importing.readers import read_plain
+from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 
+CARD = """\
+---
+tags:
+- tokencodes
+---
+
+# {name}
+
+A Llama decoder whose token input is the interface `{interface}` ({found}). Its class is tokencodes' own, so stock transformers
+does not load it; `tokencodes.load(FOLDER)` does, FOLDER being these files or their name on the hub, and `tokencodes export`
+writes it for other programs. `certificate.json` says from what it was imported, and what was compared.
+"""
 CARRIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
 @dataclass(frozen=True)
 class Import:
-    """What was made: certificate.json. found: how the interface was found; compared: on what, and how far apart. mapping: their
-    tensors, for another program's checkpoint."""
+    """What was made: certificate.json. found: how the interface was found; compared: on what, and how far apart. notes: what
+    whoever takes it should know. mapping: their tensors, for another program's checkpoint."""
 
     source: str  # its name; no path, because it travels
     interface: dict[str, Any]
     found: str
     compared: str
+    notes: tuple[str, ...]
     mapping: tuple[Mapped, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -40,16 +59,50 @@ def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logi
         raise InputError(f"{place}: no such file or folder")
     if place.resolve().is_relative_to(out.resolve()):
         raise InputError(f"{out}: the model lies there; name another --out")
+    _refuse_ours(place)
     plain = read_plain(place) if map_file is None and logits is None else None
     found, mapped = (compact(plain, asked), []) if plain else import_foreign(place, map_file, logits, asked)
     model = found.model
     facts = {key: getattr(model.config, key) for key in ("interface", "spec_sha256", "codebook_sha256", "tokenizer_sha256")}
+    notes = tuple(_notes(place, plain, model))
     needed = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()) + (1 << 22)
     with appearing(out, force, needed) as folder:
         model.save_pretrained(folder)
         for name in CARRIED:
             if place.is_dir() and (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
-        made = Import(place.resolve().name, facts, found.found, found.compared, tuple(mapped))
+        made = Import(place.resolve().name, facts, found.found, found.compared, notes, tuple(mapped))
+        write_text(folder / "README.md", CARD.format(name=made.source, interface=facts["interface"], found=made.found))
         write_certificate(folder, "tokencodes-import", made.as_json())
     return made
+
+
+def _refuse_ours(place: Path) -> None:
+    """What another way leads to: a model of ours, and a file whose folder is meant."""
+    config = place / "config.json"
+    if (place / "checkpoints").is_dir() or (
+        config.is_file() and read_json(config).get("model_type") == TokenCodeConfig.model_type
+    ):
+        raise InputError(f"{place}: a model of tokencodes already, so there is nothing to import; name it as it is")
+    folder = place.parent.parent if place.suffix == ".onnx" else place.parent
+    part = place.suffix in (".onnx", ".safetensors") and (folder / "config.json").is_file()
+    if part and read_json(folder / "config.json").get("model_type") == "llama":
+        raise InputError(f"{place}: one file of a plain Llama; name its folder, {folder}")
+
+
+def _notes(place: Path, plain: Plain | None, model: TokenCodeForCausalLM) -> Iterator[str]:
+    """InputError where the tokenizer beside it is not the one that it was trained with."""
+    folder = place if place.is_dir() else place.parent
+    told = certified(folder)
+    for name in changed_since(folder, told) if told else ():
+        if name != "README.md":
+            yield f"{name} is not the file that was certified when it was exported"
+    if plain is not None and plain.rounded:
+        yield f"its weights are rounded to {plain.rounded}: what was trained is not in that file"
+    wanted, there = model.config.tokenizer_sha256, place / "tokenizer.json"
+    if not there.is_file():
+        yield "no tokenizer came with it: put its tokenizer.json there"
+    elif wanted not in (None, found := file_sha256(there)):
+        raise InputError(
+            f"{there}: SHA-256 {found[:12]}, but the model was trained with {str(wanted)[:12]}; put that one there"
+        )

@@ -88,15 +88,24 @@ def read_beside(file: Path) -> Beside:
     return Beside(ids, logits.astype(np.float32))
 
 
+def weight_files(place: Path) -> list[Path]:
+    """Those of a folder, safetensors before pickles, or the one that was named. InputError where there is none."""
+    if place.is_file():
+        return [place]
+    files = sorted(place.glob("*.safetensors")) or sorted(
+        path for end in ("pt", "pth", "bin") for path in place.glob(f"*.{end}")
+    )
+    if not files:
+        raise InputError(f"{place}: no .safetensors, .pt, .pth or .bin file; name one, or its folder")
+    return files
+
+
 def read_tensors(place: Path) -> Weights:
     """The tensors of a folder, or of one .safetensors, .pt, .pth or .bin file; pickles are read as weights alone."""
     if place.is_dir() and list(place.glob("*.safetensors")):
         return read_weights(place)
-    files = [place] if place.is_file() else sorted([*place.glob("*.pt"), *place.glob("*.pth"), *place.glob("*.bin")])
-    if not files:
-        raise InputError(f"{place}: no .safetensors, .pt, .pth or .bin file; name one, or its folder")
     found: Weights = {}
-    for file in files:
+    for file in weight_files(place):
         if file.suffix == ".safetensors":
             try:
                 found |= load_file(file)
@@ -119,8 +128,10 @@ def import_foreign(place: Path, map_file: Path | None, logits: Path | None, aske
     """The model of another program's checkpoint, and what each of its tensors was taken for. InputError: unusable input.
     CheckFailed: no reading of it gives the logits beside it."""
     if logits is None:
+        files = weight_files(place)  # there may be none
         raise InputError(
-            f"{place}: not a plain Llama, and it is believed only by its own logits; give --logits FILE with input_ids, logits"
+            f"{files[0]}: of no plain Llama, or to be read by --map, so it is believed only by its own logits; give --logits "
+            "FILE with input_ids and logits"
         )
     beside, tensors = read_beside(logits), read_tensors(place)
     found = mapping(list(tensors), read_map(map_file) if map_file else {})

@@ -52,6 +52,7 @@ class Plain:
     claim: str | None
     tokenizer_sha256: str | None
     answers: Answers
+    rounded: str | None = None  # the type that the matrices were rounded to, where that is not float32
 
 
 @dataclass(eq=False)
@@ -111,7 +112,7 @@ def interface_of_table(table_VD: np.ndarray, asked: str | None, claim: str | Non
         found = fit(table_VD)
         return found, f"{found.spec}, found in the table"
     spec = InterfaceSpec.parse(wanted)
-    said = f"{spec}, as {'asked for' if asked else 'config.json says'}"
+    said = f"{spec}, as {'asked for' if asked else 'its file says'}"
     if spec.learned:
         return build_interface(spec, size, width), said
     given = given_of(spec, table_VD)

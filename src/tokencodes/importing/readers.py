@@ -59,8 +59,16 @@ def read_folder(folder: Path) -> Plain:
     told = config.get("tokencodes", {})
     if not {TABLE, "lm_head.weight"} <= _names(folder):
         raise InputError(f"{folder}: no table or no head of its own in its files; take a complete copy of an untied Llama")
+    rows = read_shape(folder, TABLE)[0]
+    if rows != config.get("vocab_size"):
+        raise InputError(
+            f"{folder}: vocab_size {config.get('vocab_size')} in config.json, and a table of {rows:,} rows; mend it"
+        )
     answers = answers_of(Transformers.open(folder, torch.float32), config)
-    return Plain(folder, config, read_weights(folder), told.get("interface"), told.get("tokenizer_sha256"), answers)
+    weights = read_weights(folder)
+    dtype = weights["lm_head.weight"].dtype
+    rounded = None if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+    return Plain(folder, config, weights, told.get("interface"), told.get("tokenizer_sha256"), answers, rounded)
 
 
 def read_gguf(file: Path) -> Plain:
@@ -75,7 +83,7 @@ def read_gguf(file: Path) -> Plain:
         raise InputError(f"{file}: of the architecture {fields.get('general.architecture')!r}; only llama is taken")
     exact = {gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
     if not {tensor.tensor_type for tensor in reader.tensors} <= exact:
-        raise InputError(f"{file}: its weights are quantised, so the trained ones are not in it; take F32, F16 or BF16")
+        raise InputError(f"{file}: its weights are quantised, so the trained ones are not in it; take F32")
     runtime = Transformers.open(file.parent, torch.float32, gguf_file=file.name)
     config = runtime.model.config
     config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # the file has it in float32
@@ -83,7 +91,9 @@ def read_gguf(file: Path) -> Plain:
     told |= {f"{end}_token_id": fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}  # not the reader's own
     runtime.exact = False  # that epsilon
     answers, weights = answers_of(runtime, told), dict(runtime.model.state_dict())
-    return Plain(file, told, weights, fields.get("tokencodes.interface"), fields.get("tokencodes.tokenizer_sha256"), answers)
+    claim, sha256 = fields.get("tokencodes.interface"), fields.get("tokencodes.tokenizer_sha256")
+    rounded = next((one.tensor_type.name for one in reader.tensors if one.name == "output.weight"), "F32")
+    return Plain(file, told, weights, claim, sha256, answers, None if rounded == "F32" else rounded)
 
 
 def read_onnx(file: Path) -> Plain:
@@ -136,6 +146,15 @@ def _names(folder: Path) -> set[str]:
         with safe_open(file, "pt") as opened:
             found |= set(opened.keys())
     return found
+
+
+def read_shape(folder: Path, name: str) -> list[int]:
+    """Of one tensor; nothing is read but the files' heads."""
+    for file in _files(folder):
+        with safe_open(file, "pt") as opened:
+            if name in opened.keys():  # noqa: SIM118 (it is no dictionary)
+                return list(opened.get_slice(name).get_shape())
+    raise KeyError(name)
 
 
 def read_weights(folder: Path) -> Weights:

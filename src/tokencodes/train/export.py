@@ -15,6 +15,7 @@ from tokencodes import checkpoint
 from tokencodes.checkpoint import TrainState
 from tokencodes.data.dataset import Corpus
 from tokencodes.data.tokenizer import END_OF_TEXT
+from tokencodes.files import readable
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World
 
@@ -49,6 +50,7 @@ def _write(
         fast.save_pretrained(partial)
         shutil.copyfile(tokenizer.path, partial / "tokenizer.json")  # the very bytes that the model names by hash
         checkpoint.write_replay(partial, state, last_ids)
+        readable(partial)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except SafetensorError as error:
