@@ -161,7 +161,7 @@ def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrast
     assert compare(study, tmp_path, Silent(), stop)
     assert len(list(tmp_path.glob("*/*/evaluation/evaluation.json"))) == 4
     page = write_report(tmp_path)[0].read_text()
-    assert "interfaces, over 2 run seeds" in page
+    assert "2 run seeds do not tell these interfaces apart" in page
     for words in ("binary - learned", "CommonsenseQA", "LAMBADA", "Audit"):
         assert words in page
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/evaluation/*.json*")}
@@ -177,7 +177,8 @@ def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrast
     ("change", "said"),
     [
         ({"suite": "lambda"}, "did you mean 'lambada'"),
-        ({"data": "/nowhere"}, "no such file; its lines have SHA-256"),
+        ({"data": "/nowhere"}, "no folder; name the one that the benchmarks' rows lie in"),
+        ({"suite": "piqa"}, "evaluation.suite: continuations longer than the 16 tokens that the model reads"),
         ({"context": 4096}, "evaluation.context 4096: the models read 16 tokens at most"),
     ],
 )

@@ -65,6 +65,7 @@ def _hold(held: ExitStack, out: Path, told: dict[str, Any]) -> None:
 def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop, world: World) -> bool:
     world.on_first(lambda: _check_evaluation(study))  # before hours of training
     dataset = open_together(study.data, out, observer.say, world)
+    world.on_first(lambda: _check_requests(study, dataset))  # as soon as there is a tokenizer
     held_out = held_out_windows(dataset, study.model.context, study.heldout.windows)
     world.on_first(lambda: _describe(study, out, text, dataset, held_out))
     planned, spent = list(runs(study)), list[float]()
@@ -101,6 +102,23 @@ def _check_evaluation(study: StudyConfig) -> None:
     check_rows(benchmarks(asked.suite), Path(asked.data) if asked.data else None)
     if asked.context is not None and asked.context > study.model.context:
         raise InputError(f"evaluation.context {asked.context}: the models read {study.model.context} tokens at most")
+
+
+def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
+    """InputError where the models could not read what a suite asks: a choice that is longer than their context."""
+    asked = study.evaluation
+    if not asked.suite:
+        return
+    from tokencodes.evaluate.evaluation import Asking, audit
+    from tokencodes.evaluate.suites import benchmarks
+    from tokencodes.evaluate.texts import open_texts
+
+    texts = open_texts(dataset.tokenizer.path)
+    data, limit = Path(asked.data) if asked.data else None, asked.context or study.model.context
+    try:
+        audit(Asking(benchmarks(asked.suite), data, limit, texts.prefix, asked.documents), texts)
+    except InputError as error:
+        raise InputError(f"evaluation.suite: {error}") from None
 
 
 def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> bool:

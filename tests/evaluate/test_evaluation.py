@@ -119,6 +119,12 @@ def test_two_evaluations_are_contrasted_and_seeds_are_paired(evaluated, tmp_path
         assert (tmp_path / name / "contrast.csv").read_text().count("\n") == len(told["contrasts"]) + 1
 
 
+NOT_TOLD = (
+    "these documents do not tell these checkpoints apart (+1.00 points; a difference of 2.00 points would be detected with a "
+    "power of 80 %)"
+)
+
+
 def contrast_of(endpoint=True, adjusted=0.5, equivalence=0.5, each=(), **told):
     told = {"estimate": 0.01, "error": 0.004, "low": 0.002, "high": 0.018, "p": 0.01, "documents": 9, "clusters": 9} | told
     difference = Difference(identical=told.pop("identical", False), **told)
@@ -129,12 +135,12 @@ def contrast_of(endpoint=True, adjusted=0.5, equivalence=0.5, each=(), **told):
     ("found", "said"),
     [
         (contrast_of(adjusted=0.01), "these checkpoints differ: b is better (+1.00 points)"),
-        (contrast_of(adjusted=0.01, low=-0.001), "these documents do not tell these checkpoints apart (+1.00 points; 2.00 "),
+        (contrast_of(adjusted=0.01, low=-0.001), NOT_TOLD),
         (contrast_of(equivalence=0.01), "these checkpoints differ by less than the margin of 1.00 points (+1.00 points)"),
-        (contrast_of(), "these documents do not tell these checkpoints apart (+1.00 points; 2.00 points would be found with"),
-        (contrast_of(each=(0.01, 0.01)), "2 seeds do not tell these checkpoints apart"),
+        (contrast_of(), NOT_TOLD),
+        (contrast_of(each=(0.01, 0.01)), "2 run seeds do not tell these checkpoints apart"),
         (contrast_of(error=0.0, low=math.nan, high=math.nan), "all differences are equal (+1.00 points), so no error can"),
-        (contrast_of(identical=True, error=0.0), "the same on every one of these documents"),
+        (contrast_of(identical=True, error=0.0), "the same value on every document"),
         (contrast_of(endpoint=False, adjusted=0.01), "not declared before: these checkpoints differ"),
     ],
 )
@@ -265,12 +271,74 @@ def test_bad_input_is_one_line(runs, real_data, tmp_path, capsys):
         ([run, "--suite", "lambada", "--prefix-token", "400", *data], "--prefix-token 400: the tokenizer's ids are 0 to 319"),
         ([run, "--suite", "lambada", "--context", "0", *data], "--context"),
         ([run, "--suite", "lambada", "--dtype", "int8", *data], "--dtype 'int8': known: float32, bfloat16, float16"),
-        ([str(tmp_path / "nothing"), "--suite", "lambada", *data], "no model that can be read"),
+        ([str(tmp_path / "nothing"), "--suite", "lambada", *data], "nothing: no such file or folder"),
+        ([str(runs), "--suite", "lambada", *data], "holds 4 runs; name one of them"),
+        ([run, "--suite", "lambada", *data[:-1], run], "neither empty nor of this command"),
+        ([run, "--suite", "lambada", *data[2:], "--data", str(real_data / "eval" / "README")], "no folder; name the one"),
     ):
         assert command(["evaluate", *arguments]) == 2
         told = capsys.readouterr().err
         assert said in told and told.count("\n") == 1, told
     assert not (tmp_path / "out").exists()
+
+
+def test_a_contrast_says_what_it_left_out_and_takes_no_margin_for_points(evaluated, tmp_path, capsys):
+    asked = ["contrast", str(evaluated / "learned" / "seed-1"), str(evaluated / "binary" / "seed-1")]
+    for margin in ("1", "nan", "inf", "-0.1"):
+        assert command([*asked, "--margin", margin]) == 2
+        assert "between 0 and 0.5; 0.01 is one point" in capsys.readouterr().err
+    assert command([*asked, "--out", str(evaluated / "learned")]) == 2
+    assert "neither empty nor of this command" in capsys.readouterr().err
+    assert command([*asked, "--out", str(tmp_path / "out")]) == 0
+    page, table = (tmp_path / "out" / "contrast.html").read_text(), (tmp_path / "out" / "contrast.md").read_text()
+    assert "Margins: 1 points, 0.005 bits per byte" in page and "bits per byte" in (tmp_path / "out" / "forest.svg").read_text()
+    assert "documents (clusters)" in page and "| 4 (4) |" in table and "says" in table and "says</th>" not in page
+    assert "learned/seed-1" in page and "float32" in page
+
+
+def test_one_cluster_gives_no_error_and_that_is_said(runs, real_data, tmp_path):
+    for arm in ("learned", "binary"):
+        subject = open_evaluated(str(runs / arm / "seed-1"), None, "cpu", "float32")
+        for suite, name in (("lambada", "one"), ("lambada,winogrande", "two")):
+            asking = Asking(benchmarks(suite), real_data / "eval", 96, subject.texts.prefix, documents=1)
+            evaluate(subject, asking, tmp_path / name / arm)
+    with pytest.raises(InputError, match="one cluster of documents in each benchmark"):
+        compared(sides(tmp_path / "one" / "learned", tmp_path / "one" / "binary"))
+    with pytest.raises(InputError, match="one cluster of documents in each benchmark"):
+        compared(sides(tmp_path / "two" / "learned", tmp_path / "two" / "binary"))
+
+
+def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_held_out(runs, tmp_path):
+    run = runs / "learned" / "seed-1"
+    by_run, by_model = (open_evaluated(str(place), None, "cpu", "float32") for place in (run, run / "model"))
+    assert by_run.weights_sha256 == by_model.weights_sha256 and by_run.update == by_model.update == 8
+    assert by_run.held_out is None  # its text is a prepared folder, of which nothing is known
+    shutil.copytree(run, tmp_path / "run")
+    config = (tmp_path / "run" / "config.toml").read_text()
+    for data, said in (
+        ('inputs = ["embedded:austen"]\nvalidation = 0.02\nsplit_seed = 0', True),
+        ('inputs = ["embedded:austen"]\nvalidation = 0.001\nsplit_seed = 0', False),
+        ('inputs = ["embedded:austen"]\nvalidation = 0.02\nsplit_seed = 1', False),
+        ('inputs = ["embedded:austen", "more.jsonl"]\nvalidation = 0.02\nsplit_seed = 0', None),
+    ):
+        head, _, tail = config.partition("[data]")
+        rest = tail[tail.index("\n[") :] if "\n[" in tail else ""
+        (tmp_path / "run" / "config.toml").write_text(f"{head}[data]\n{data}\n{rest}")
+        assert open_evaluated(str(tmp_path / "run"), None, "cpu", "float32").held_out is said
+    asking = Asking(benchmarks("embedded"), None, 96, by_run.texts.prefix, documents=2)
+    told = evaluate(by_run, asking, tmp_path / "out")["identity"]
+    assert told["rows"] == "embedded" and told["embedded_held_out"] is None
+    page = write_evaluation([tmp_path / "out"], tmp_path / "out").read_text()
+    assert "Whether the embedded text was in its training is not known" in page and "paper: Learned" not in page
+    assert "learned/seed-1" in page
+
+
+def test_an_audit_reads_no_more_at_once_than_the_model(runs, real_data, capsys):
+    asked = ["audit", "--suite", "lambada", "--data", str(real_data / "eval"), "--documents", "3", "--json"]
+    assert command([*asked, "--tokenizer", str(runs / "learned" / "seed-1")]) == 0
+    assert json.loads(capsys.readouterr().out)["context"] == 96
+    assert command([*asked, "--tokenizer", str(real_data / "no" / "such" / "folder")]) == 2
+    assert "no such file or folder" in capsys.readouterr().err
 
 
 def test_a_chat_template_is_not_passed_over(runs, real_data, tmp_path, capsys):

@@ -42,8 +42,12 @@ def test_what_is_too_long_loses_tokens_on_the_left_and_they_are_counted(small_te
 def test_nothing_to_score_and_too_much_to_score_are_refused(small_texts):
     with pytest.raises(InputError, match="t, document 3, choice 0: '' gives no token to score"):
         one(small_texts, "a", "")
-    with pytest.raises(InputError, match=r"a continuation of .* tokens, and the model reads 2"):
-        one(small_texts, "a", " b c d e f", limit=2)
+    pairs = [("a", " b c d e f"), ("a", " b"), ("a", " b c d e f g h")]
+    asked = [Asked("t", 3, 0), Asked("t", 3, 1), Asked("u/x", 5, 0)]
+    with pytest.raises(InputError) as told:
+        pair_requests(pairs, asked, small_texts, 2, 0)
+    assert "longer than the 2 tokens that the model reads, t: 1 of up to" in str(told.value)  # all of them at once
+    assert "(u/x, document 5)" in str(told.value) and str(told.value).endswith("leave out t, u")
 
 
 def test_bytes_that_no_token_stands_for_are_counted(real_data):

@@ -52,7 +52,9 @@ def run(arguments: list[str]) -> int:
         raise
     except TyperException as error:
         told = error.format_message()
-        return _complain(f"{told} (see tokencodes --help)", 2) if told else 2  # without arguments the help was shown
+        command = [arguments[0]] if arguments and not arguments[0].startswith("-") else []
+        see = " ".join(["tokencodes", *command, "--help"])
+        return _complain(f"{told} (see {see})", 2) if told else 2  # without arguments the help was shown
     except SafetensorError as error:
         return _complain(f"could not write or read tensors ({error}); is the disk full? What was finished before is intact", 2)
     except OSError as error:

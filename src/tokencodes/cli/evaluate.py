@@ -1,5 +1,7 @@
 """Commands that judge models: audit, evaluate, contrast."""
 
+import math
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +12,13 @@ from rich.table import Table
 
 from tokencodes.cli.common import Json, Out, app, emit, quiet
 from tokencodes.errors import InputError
+from tokencodes.files import read_json
 
 if TYPE_CHECKING:
     from tokencodes.evaluate.evaluation import Asking
     from tokencodes.evaluate.texts import Texts
 
-Suite = Annotated[str, typer.Option(help="paper, cloze, or single benchmarks; joined by commas.")]
+Suite = Annotated[str, typer.Option(help="paper, cloze, embedded, or single benchmarks, joined by commas.")]
 Data = Annotated[Path | None, typer.Option(help="Folder of the benchmarks' rows; without it they come from the hub.")]
 Context = Annotated[
     int | None, typer.Option(min=1, help="Tokens that are read at once; 2,048 as in the paper unless the model reads less.")
@@ -30,7 +33,7 @@ Plain = Annotated[
 
 @app.command()
 def audit(
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or a model's folder.")],
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, a run, a model's folder or a hub id.")],
     suite: Suite = "paper",
     data: Data = None,
     context: Context = None,
@@ -47,7 +50,12 @@ def audit(
 
     quiet()
     texts = open_texts(tokenizer)
-    asking = _asking(suite, data, PAPER_CONTEXT if context is None else context, texts, prefix_token, documents, seed)
+    if context is None:
+        config = Path(tokenizer) / "config.json"
+        config = config if config.is_file() else Path(tokenizer) / "model" / "config.json"
+        reads = read_json(config).get("max_position_embeddings") if config.is_file() else None
+        context = min(PAPER_CONTEXT, reads or PAPER_CONTEXT)
+    asking = _asking(suite, data, context, texts, prefix_token, documents, seed)
     found, sha256 = evaluation.audit(asking, texts)
     together = multiple_choice(found)
     rows = [*found, together] if together else found
@@ -98,6 +106,7 @@ def evaluate(
         if not found:
             raise InputError(f"{model}: no run with checkpoints; --every-checkpoint wants one")
         places = {str(place): out / place.name for place in sorted(found)}
+    _refuse_other(out, "evaluation.json", "report.html")
     results = []
     for place, folder in places.items():
         evaluated = open_evaluated(place, tokenizer, device, dtype)
@@ -122,7 +131,8 @@ def contrast(
     other: Annotated[Path, typer.Argument(help="The same of what is held against it.")],
     out: Annotated[Path | None, typer.Option(help="Folder for tables, a forest plot and a page.")] = None,
     margin: Annotated[
-        float, typer.Option(help="Accuracies that differ by less count as equal; declare it before you look.")
+        float,
+        typer.Option(help="Accuracies that differ by less are equal; 0.01 is one point. Declare it before you look."),
     ] = 0.01,
     margin_bits: Annotated[float, typer.Option(help="The same for bits per byte.")] = 0.005,
     as_json: Json = False,
@@ -134,12 +144,18 @@ def contrast(
     from tokencodes.evaluate.contrast import compared, sides
     from tokencodes.report.contrasts import table_of, write_contrast
 
-    if margin <= 0 or margin_bits <= 0:
-        raise InputError(f"--margin {margin}, --margin-bits {margin_bits}: a margin is above 0")
+    if not 0 < margin < 0.5:
+        raise InputError(f"--margin {margin}: between 0 and 0.5; 0.01 is one point")
+    if not 0 < margin_bits < math.inf:
+        raise InputError(f"--margin-bits {margin_bits}: a number above 0")
+    if out is not None:
+        _refuse_other(out, "contrast.json", "contrast.html")
     found = compared(sides(base, other), margin, margin_bits)
     if out is not None:
         write_contrast(found, out)
     columns, rows = table_of(found)
+    if found["not_told"]:
+        print(f"left out, because one cluster gives no error: {'; '.join(found['not_told'])}", file=sys.stderr)
     table = Table(*columns[:-1], title=found["title"])
     for row in rows:
         table.add_row(*row[:-1])
@@ -153,10 +169,23 @@ def _asking(
 ) -> "Asking":
     from tokencodes.evaluate.evaluation import Asking
     from tokencodes.evaluate.suites import benchmarks
+    from tokencodes.evaluate.tasks import names_of
 
+    names_of(benchmarks(suite), data)  # before a folder is made
     if prefix is not None and not 0 <= prefix < texts.vocab_size:
         raise InputError(f"--prefix-token {prefix}: the tokenizer's ids are 0 to {texts.vocab_size - 1:,}")
     return Asking(benchmarks(suite), data, limit, texts.prefix if prefix is None else prefix, documents, seed)
+
+
+def _refuse_other(out: Path, *ours: str) -> None:
+    """InputError where `out` is another command's folder, or anyone's: nothing is written among things that are not ours."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file, and a folder is needed; name another --out")
+    if not out.is_dir() or any((out / name).is_file() for name in ours) or (out / "journal").is_dir():
+        return
+    left = sorted(path.name for path in out.iterdir() if path.name != ".lock" and not path.name.startswith("update-"))
+    if left:
+        raise InputError(f"{out}: neither empty nor of this command (it holds {left[0]}); name another --out")
 
 
 def _table(found: dict[str, Any]) -> Table:
@@ -166,7 +195,7 @@ def _table(found: dict[str, Any]) -> Table:
     for name, values in found["results"].items():
         for metric, value in values.items():
             if metric not in ("documents", "lost_bytes"):
-                shown = f"{value:.4f}" if metric.startswith("acc") else f"{value:.3f}"
+                shown = f"{100 * value:.2f}" if metric.startswith("acc") else f"{value:.4f}"
                 table.add_row(title_of(name), f"{values['documents']:,}", metric, shown)
     return table
 

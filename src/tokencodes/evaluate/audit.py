@@ -93,7 +93,7 @@ def multiple_choice(found: Sequence[Count]) -> Count | None:
         return None
     totals = {key: sum(getattr(one, key) for one in some) for key in asdict(some[0]) if key not in ("name", "lost")}
     lost = None if any(one.lost is None for one in some) else sum(one.lost or 0 for one in some)
-    return Count("multiple choice", **totals, lost=lost)
+    return Count("multiple choice without MMLU", **totals, lost=lost)
 
 
 def title_of(name: str) -> str:

@@ -194,14 +194,14 @@ def _require_seeds(side: Sequence[Evaluation]) -> None:
     seen: dict[str, Path] = {}
     for one in side:
         told = one.told["identity"]
+        if told["weights_sha256"] in seen:
+            raise InputError(f"{one.folder}: the same weights as {seen[told['weights_sha256']]}, so no seed of its own")
         if told["interface"] != first["interface"] or told["update"] != first["update"]:
             raise InputError(
                 f"{one.folder}: interface {told['interface']}, update {told['update']}; {side[0].folder}: "
                 f"{first['interface']}, {first['update']}. A side has run seeds of one interface, "
                 "not checkpoints of a run"
             )
-        if told["weights_sha256"] in seen:
-            raise InputError(f"{one.folder}: the same weights as {seen[told['weights_sha256']]}, so no seed of its own")
         seen[told["weights_sha256"]] = one.folder
 
 
@@ -248,8 +248,21 @@ def compared(
         "requests_sha256": base.told["requests_sha256"],
         "context": base.told["identity"]["context"],
         "level": f"these {what}",
+        "models": [one.told["identity"]["model"] for one in pairs[0]],
+        "dtype": base.told["identity"]["dtype"],
+        "margins": {"accuracy": margin, "bits_per_byte": margin_bits},
+        "not_told": _not_told(base, found),
         "contrasts": [_finite({**asdict(one), "says": verdict(one, names[0], names[1], what)}) for one in found],
     }
+
+
+def _not_told(base: Evaluation, found: Sequence[Contrast]) -> list[str]:
+    """Metrics of which one cluster of documents, or one seed, gives no error. InputError where that is all of them."""
+    told = {(one.benchmark, one.metric) for one in found}
+    asked = [(name, metric) for name in base.told["identity"]["benchmarks"] for metric in metrics_of(base.documents, name)]
+    if asked and not told:
+        raise InputError(f"{base.folder}: one cluster of documents in each benchmark, so no error can be told; evaluate more")
+    return [f"{name}, {metric}" for name, metric in asked if (name, metric) not in told]
 
 
 def _names(base: Evaluation, other: Evaluation, many: bool) -> list[str]:

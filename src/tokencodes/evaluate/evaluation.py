@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+import tokencodes
 from tokencodes.errors import InputError
 from tokencodes.evaluate import sensitivity
 from tokencodes.evaluate.audit import Count, counts, multiset, multiset_sha256, record_of, write_records
@@ -112,12 +113,13 @@ def evaluate(
         kept = kept_evaluation(out)
         if kept is not None:
             if not same(kept["identity"], told):
-                raise InputError(f"{out}: holds another evaluation (of {kept['identity']['model']}); choose another --out")
+                raise InputError(f"{out}: holds another evaluation ({_apart(kept['identity'], told)}); choose another --out")
             return kept
         tasks, chosen = _tasks(asking)
         scorer = Scorer(evaluated.model, batch, out / "journal", evaluated.weights_sha256, progress)
-        say(f"{evaluated.name}: {scorer.how}; {scorer.batch:,} tokens a pass")
+        say(f"{evaluated.name}: {scorer.how}; {scorer.batch:,} tokens a pass, or one request that is longer")
         answered, samples = _by_harness(evaluated, asking, tasks, chosen, scorer)
+        say(f"a second scorer reads {min(CHECKED, len(answered))} requests or more again, one at a time")
         opinion = _second_opinion(evaluated, asking, answered)
         say(f"a second scorer agrees on {opinion['checked']} requests: {opinion['largest']:.1e} nats a token at most")
         records = [record_of(one, score, str(evaluated.model.dtype)) for one, score in answered]
@@ -151,6 +153,12 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return {**one, "model": None} == {**other, "model": None}
 
 
+def _apart(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """In which values two identities differ."""
+    keys = [key for key in other if key != "model" and one.get(key) != other[key]]
+    return "; ".join(f"{key} {one.get(key)!r} there, {other[key]!r} asked for" for key in keys)
+
+
 def identity(evaluated: Evaluated, asking: Asking) -> dict[str, Any]:
     """What makes two evaluations the same one."""
     config = evaluated.model.config
@@ -163,6 +171,7 @@ def identity(evaluated: Evaluated, asking: Asking) -> dict[str, Any]:
         "tokenizer_fingerprint": evaluated.texts.sha256,
         "benchmarks": [one.name for one in asking.benchmarks],
         "rows": _rows(asking),
+        "embedded_held_out": evaluated.held_out if EMBEDDED in asking.benchmarks else None,
         "context": asking.limit,
         "prefix": asking.prefix,
         "documents": asking.documents,
@@ -268,6 +277,7 @@ def _other_prefix(texts: Texts, asking: Asking) -> int:
 def _environment(evaluated: Evaluated) -> dict[str, Any]:
     device = evaluated.model.device.type
     return {
+        "tokencodes": tokencodes.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -80,7 +80,7 @@ def pair_requests(
     ids = dict(zip(distinct, texts.encode(distinct), strict=True))
     hashes = {context: sha256(context) for context in distinct}
     whole = texts.encode([context + continuation for context, continuation in split])
-    found = []
+    found, too_long = [], dict[str, list[tuple[int, str]]]()
     for (context, continuation), (before, after), all_ids, who in zip(pairs, split, whole, asked, strict=True):
         first, used = ids[before], None
         scored = all_ids[len(first) :]
@@ -91,11 +91,8 @@ def pair_requests(
                 f"{who.task}, document {who.document}, choice {who.part}: {continuation!r} gives no token to score"
             )
         if len(scored) > limit:
-            name, size = who.task.partition("/")[0], len(scored)
-            raise InputError(
-                f"{who.task}, document {who.document}: a continuation of {size} tokens, and the model reads {limit}; leave "
-                f"out {name}"
-            )
+            too_long.setdefault(who.task.partition("/")[0], []).append((len(scored), f"{who.task}, document {who.document}"))
+            continue
         dropped = max(0, len(first) + len(scored) - (limit + 1))
         found.append(
             Request(
@@ -109,6 +106,12 @@ def pair_requests(
                 sha256(after),
                 (context, continuation),
             )
+        )
+    if too_long:
+        longest = [f"{name}: {len(some)} of up to {max(some)[0]} tokens ({max(some)[1]})" for name, some in too_long.items()]
+        raise InputError(
+            f"continuations longer than the {limit} tokens that the model reads, {'; '.join(longest)}; leave out "
+            f"{', '.join(too_long)}"
         )
     return found
 

@@ -10,24 +10,27 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tokencodes import checkpoint
 from tokencodes.errors import InputError
-from tokencodes.evaluate.texts import Texts, open_texts
-from tokencodes.files import read_json
+from tokencodes.evaluate.texts import Texts, beside, open_texts, refuse_local
+from tokencodes.files import read_json, read_toml
 from tokencodes.model import TokenCodeConfig
 
 PADDED = 1024  # rows of a head that stand for no token, at most
+HELD_OUT_SHARE = 0.02  # what `tasks.embedded_rows` draws
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(eq=False)
 class Evaluated:
     """A model on its device, its tokenizer, and the SHA-256 of its weights; the update after which a checkpoint was made, None
-    for other models."""
+    for other models. held_out: whether its run's configuration says that it was not trained on the suite `embedded`; None where
+    nothing is known."""
 
     name: str
     model: PreTrainedModel
     texts: Texts
     weights_sha256: str
     update: int | None = None
+    held_out: bool | None = None
 
 
 def open_evaluated(place: str, tokenizer: str | None, device: str, dtype: str) -> Evaluated:
@@ -38,19 +41,39 @@ def open_evaluated(place: str, tokenizer: str | None, device: str, dtype: str) -
     model = model.to(device=_device(device), dtype=_dtype(dtype)).eval()
     wanted = getattr(model.config, "tokenizer_sha256", None)
     if tokenizer is None:
-        beside = _beside(path)
-        if path.exists() and beside is None:
+        found_beside = beside(path)
+        if path.exists() and found_beside is None:
             raise InputError(f"{place}: no tokenizer.json there; name one by --tokenizer")
-        tokenizer = place if beside is None else str(beside)
+        tokenizer = place if found_beside is None else str(found_beside)
     texts = open_texts(tokenizer)
     file = Path(tokenizer) / "tokenizer.json" if Path(tokenizer).is_dir() else Path(tokenizer)
     found = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else wanted
     if wanted is not None and found != wanted:
         raise InputError(f"{tokenizer}: SHA-256 {str(found)[:12]}, but {place} was trained with the tokenizer {wanted[:12]}")
     check_vocabulary(texts, model)
-    made = checkpoint.find(path) if (path / "checkpoints").is_dir() or (path / "manifest.json").is_file() else None
-    update = checkpoint.read_state(made).update if made is not None else None
-    return Evaluated(place, model, texts, checkpoint.weights_sha256(model), update)
+    return Evaluated(place, model, texts, checkpoint.weights_sha256(model), _update(path), _held_out(path))
+
+
+def _update(path: Path) -> int | None:
+    """Of a run, a checkpoint, or the model that a run has left."""
+    if (path / "checkpoints").is_dir() or (path / "manifest.json").is_file():
+        return checkpoint.read_state(checkpoint.find(path)).update
+    if path.name == "model" and (path.parent / "result.json").is_file():
+        return int(read_json(path.parent / "result.json")["updates"])
+    return None
+
+
+def _held_out(path: Path) -> bool | None:
+    """Whether the run at a place, or of a checkpoint, keeps the embedded texts that the suite asks for out of training: they
+    are held out of `embedded:` inputs by a share of validation of 0.02 or more and split seed 0. Other text may hold them."""
+    places = (path, path.parent, path.parent.parent)
+    config = next((place / "config.toml" for place in places if (place / "config.toml").is_file()), None)
+    if config is None:
+        return None
+    data = read_toml(config).get("data", {})
+    if not data.get("inputs") or not all(str(one).startswith("embedded:") for one in data["inputs"]):
+        return None
+    return bool(data.get("validation", 0) >= HELD_OUT_SHARE and data.get("split_seed", 0) == 0)
 
 
 def check_vocabulary(texts: Texts, model: PreTrainedModel) -> None:
@@ -74,6 +97,7 @@ def _ours(path: Path) -> PreTrainedModel:
 
 
 def _foreign(place: str) -> PreTrainedModel:
+    refuse_local(place)
     try:
         found: PreTrainedModel
         found, info = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, output_loading_info=True)
@@ -86,12 +110,6 @@ def _foreign(place: str) -> PreTrainedModel:
     if absent:  # transformers would draw them at random, and say so in a log
         raise InputError(f"{place}: {len(absent)} weights are not in its files ({', '.join(absent[:3])}); take a complete copy")
     return found
-
-
-def _beside(path: Path) -> Path | None:
-    """The tokenizer of a local model: a folder, where that says which tokens begin and end a text; a file otherwise."""
-    found = checkpoint.tokenizer_of(path)
-    return found.parent if found and found.with_name("tokenizer_config.json").is_file() else found
 
 
 def _device(name: str) -> torch.device:

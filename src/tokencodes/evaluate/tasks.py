@@ -108,9 +108,23 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.split(b"\n") if line]
 
 
+def names_of(chosen: Sequence[Benchmark], data: Path | None) -> list[str]:
+    """The files of rows that benchmarks want. InputError where `data` is no folder, or several of them are not in it."""
+    names = sorted({name for one in chosen for name in (one.rows, one.examples) if name} - {EMBEDDED.rows})
+    if data is None:
+        return names
+    if not data.is_dir():
+        raise InputError(f"--data {data}: no folder; name the one that the benchmarks' rows lie in")
+    absent = [name for name in names if not any((data / f"{name}.{end}").is_file() for end in ("jsonl", "jsonl.gz"))]
+    if len(absent) > 1:  # of one, `read_rows` says more
+        told = ", ".join(f"{name}.jsonl.gz" for name in absent)
+        raise InputError(f"--data {data}: {len(absent)} files are not there: {told}")
+    return names
+
+
 def check_rows(chosen: Sequence[Benchmark], data: Path | None) -> None:
     """InputError where local rows of benchmarks are missing, or not the ones that are meant."""
-    for name in sorted({name for one in chosen for name in (one.rows, one.examples) if name} - {EMBEDDED.rows}):
+    for name in names_of(chosen, data):
         if data:
             read_rows(data, name)
 
@@ -123,9 +137,9 @@ def subjects(folder: Path) -> list[str]:
 def make_tasks(chosen: Sequence[Benchmark], data: Path | None) -> list[TaskOf]:
     """The tasks of benchmarks over local rows, or (data None) over lm-eval's own data sets of the Hugging Face hub."""
     folder = harness()
-    names = {name for one in chosen for name in (one.rows, one.examples) if name}
-    read = {name: read_rows(data, name) for name in sorted(names - {EMBEDDED.rows})} if data else {}
-    if EMBEDDED.rows in names:
+    names = names_of(chosen, data)
+    read = {name: read_rows(data, name) for name in names} if data else {}
+    if any(one.rows == EMBEDDED.rows for one in chosen):
         read[EMBEDDED.rows] = embedded_rows()
     found = []
     for one in chosen:

@@ -23,7 +23,7 @@ def verdict(one: "Contrast", base: str, other: str, what: str) -> str:
     d, told = one.difference, shown(one.metric, one.difference.estimate, sign=True)
     before = "" if one.endpoint else "not declared before: "
     if d.identical:
-        return f"{before}the same {'in every seed' if one.differences else 'on every one of these documents'}"
+        return f"{before}{'a difference of 0 in every seed' if one.differences else 'the same value on every document'}"
     if d.error == 0:
         return f"{before}all differences are equal ({told}), so no error can be told, and nothing is claimed"
     if one.adjusted < ALPHA and (d.low > 0 or d.high < 0):
@@ -32,6 +32,8 @@ def verdict(one: "Contrast", base: str, other: str, what: str) -> str:
     if one.equivalence < ALPHA:
         margin = shown(one.metric, one.margin)
         return f"{before}these {what} differ by less than the margin of {margin} ({told})"
-    many = f"{len(one.differences)} seeds" if one.differences else "these documents"
-    found = shown(one.metric, one.detectable)
-    return f"{before}{many} do not tell these {what} apart ({told}; {found} would be found with 80 %)"
+    many = f"{len(one.differences)} run seeds" if one.differences else "these documents"
+    found = f"a difference of {shown(one.metric, one.detectable)} would be detected with a power of 80 %"
+    if one.metric in ACCURACIES and not one.detectable < 1:
+        found = "no difference could have been detected"
+    return f"{before}{many} do not tell these {what.partition(',')[0]} apart ({told}; {found})"

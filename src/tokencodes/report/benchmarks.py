@@ -7,7 +7,7 @@ from tokencodes.errors import InputError
 from tokencodes.evaluate.audit import title_of
 from tokencodes.evaluate.contrast import compared, sides
 from tokencodes.files import read_json
-from tokencodes.report.contrasts import forest, grid_of, scaled
+from tokencodes.report.contrasts import forest, grid_of, scaled, sentences
 from tokencodes.report.evaluations import audit_grid
 from tokencodes.report.results import StudyResult
 from tokencodes.report.tables import Grid
@@ -21,7 +21,7 @@ class Benchmarks:
 
     results: Grid
     audit: Grid
-    contrasts: list[tuple[Grid, str]]
+    contrasts: list[tuple[Grid, str, list[str]]]  # table, picture, sentences
     missing: list[str]
 
 
@@ -42,7 +42,7 @@ def benchmarks_of(study: StudyResult) -> Benchmarks | None:
         if arm != study.baseline and study.baseline in told:
             pair = _contrast(study, study.baseline, arm)
             if pair is not None:
-                contrasts.append((grid_of(pair), forest(pair)))
+                contrasts.append((grid_of(pair), forest(pair), sentences(pair)))
     return Benchmarks(_results(told), audit_grid(first), contrasts, missing)
 
 
@@ -56,6 +56,11 @@ def _contrast(study: StudyResult, base: str, other: str) -> dict[str, Any] | Non
         return None
 
 
+def _cell(metric: str, value: float) -> str:
+    """Perplexities run into thousands, and have no digits then."""
+    return f"{value:,.0f}" if metric.endswith("perplexity") and value >= 1000 else scaled(metric, value)
+
+
 def _results(told: dict[str, dict[int, dict[str, Any]]]) -> Grid:
     """A column an arm: the mean over its seeds, and the single values where there are several."""
     first = next(iter(next(iter(told.values())).values()))["results"]
@@ -67,8 +72,8 @@ def _results(told: dict[str, dict[int, dict[str, Any]]]) -> Grid:
             cells = []
             for seeds in told.values():
                 values = [one["results"][name][metric] for one in seeds.values() if name in one["results"]]
-                mean = scaled(metric, sum(values) / len(values)) if values else "-"
-                each = f" ({', '.join(scaled(metric, value) for value in values)})" if len(values) > 1 else ""
+                mean = _cell(metric, sum(values) / len(values)) if values else "-"
+                each = f" ({', '.join(_cell(metric, value) for value in values)})" if len(values) > 1 else ""
                 cells.append(mean + each)
             rows.append([title_of(name), metric, f"{metrics['documents']:,}", *cells])
     note = (

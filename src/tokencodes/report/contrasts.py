@@ -1,5 +1,6 @@
 """A contrast of two evaluations: its table, a forest plot, and a page."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from tokencodes.report.tables import Grid
 NAMES = {"acc": "acc", "acc_norm": "acc_norm", "nats": "nats a document", "bits_per_byte": "bits per byte"}
 
 COMMON = (
-    "With a star: pre-declared endpoints. p values are adjusted, by Holm among these, by Benjamini and Hochberg among the "
-    "rest; intervals are of one metric each. Detectable: what would be found with a power of 0.8 as the first of so many "
-    "tests. p within margin: of the difference being at least the declared margin. "
+    "With a star: pre-declared endpoints. p of the difference and p within margin are adjusted, by Holm among these, by "
+    "Benjamini and Hochberg among the rest; intervals are of one metric each. Detectable: what would be found with a power of "
+    "0.8 as the first of so many tests. p within margin: of the difference being at least the declared margin. "
 )
 OVER_SEEDS = COMMON + (
     "Differences are other - base on the same documents, one a run seed, accuracies in percent points; intervals are t "
@@ -26,7 +27,7 @@ OVER_SEEDS = COMMON + (
 )
 OF_CHECKPOINTS = COMMON + (
     "Differences are other - base on the same documents, accuracies in percent points; intervals count documents that share a "
-    "subject, a video or a source as one cluster. McNemar takes documents for independent."
+    "subject, a video or a source as one cluster. McNemar takes documents for independent, and its p is not adjusted."
 )
 
 
@@ -45,9 +46,19 @@ def p_value(value: float | None) -> str:
 
 def table_of(told: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: one metric of one benchmark each, pre-declared endpoints marked with a star."""
-    own = "each seed" if told["pairs"] > 1 else "McNemar p"
-    columns = ["benchmark", "metric", told["base"], told["other"], "difference", "95 % interval", "p adjusted", own]
-    return [*columns, "detectable", "p within margin", "says"], [_row(one) for one in told["contrasts"]]
+    own = "each seed" if told["pairs"] > 1 else "McNemar p, raw"
+    columns = [
+        "benchmark",
+        "metric",
+        "documents (clusters)",
+        told["base"],
+        told["other"],
+        "difference",
+        "95 % interval",
+        "p, adjusted",
+        own,
+    ]
+    return [*columns, "detectable", "p within margin, adjusted", "says"], [_row(one) for one in told["contrasts"]]
 
 
 def _row(one: dict[str, Any]) -> list[str]:
@@ -58,36 +69,67 @@ def _row(one: dict[str, Any]) -> list[str]:
     own = p_value(one["mcnemar"]["p"]) if one["mcnemar"] else "-"
     if one["differences"]:
         own = ", ".join(scaled(metric, value, True) for value in one["differences"])
-    rest = [p_value(one["adjusted"]), own, scaled(metric, one["detectable"]), p_value(one["equivalence"]), one["says"]]
-    return [*head, *means, scaled(metric, found["estimate"], True), interval, *rest]
+    possible = one["detectable"] is not None and (metric not in ACCURACIES or one["detectable"] < 1)
+    detectable = scaled(metric, one["detectable"]) if possible else "-" if one["detectable"] is None else "none"
+    rest = [p_value(one["adjusted"]), own, detectable, p_value(one["equivalence"]), one["says"]]
+    drawn = f"{found['documents']:,} ({found['clusters']:,})" if not one["differences"] else f"{len(one['differences'])} seeds"
+    return [*head, drawn, *means, scaled(metric, found["estimate"], True), interval, *rest]
 
 
 def forest(told: dict[str, Any]) -> str:
-    """Paired differences of accuracies in points with their intervals, and the single seeds as dots."""
-    some = [one for one in told["contrasts"] if one["metric"] in ACCURACIES]
+    """Paired differences with their intervals, the single seeds as dots: of accuracies in points, of bits per byte below.
+    Hollow where no error could be told. Nats a document have no common scale, so they are in the table alone."""
+    panels = [([one for one in told["contrasts"] if one["metric"] in ACCURACIES], 100.0, "points")]
+    panels.append(([one for one in told["contrasts"] if one["metric"] == "bits_per_byte"], 1.0, "bits per byte"))
+    panels = [panel for panel in panels if panel[0]]
+    if not panels:
+        return ""
+    sizes = [1.2 + 0.32 * len(some) for some, _, _ in panels]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, 1.2 + 0.32 * len(some)))
-        axes = figure.add_subplot()
-        for place, one in enumerate(reversed(some)):
-            found, colour = one["difference"], COLOURS[1] if one["endpoint"] else COLOURS[7]
-            if found["low"] is not None:
-                axes.plot([100 * found["low"], 100 * found["high"]], [place, place], color=colour, linewidth=1.6)
-            axes.plot([100 * found["estimate"]], [place], marker="s", markersize=6, color=colour)
-            for value in one["differences"]:
-                axes.plot([100 * value], [place - 0.25], marker="o", markersize=3, color=colour, alpha=0.7)
-        names = [f"{title_of(one['benchmark'])} {one['metric']}" for one in reversed(some)]
-        axes.set_yticks(range(len(some)), names, fontsize=9)
-        axes.axvline(0, color="#444444", linewidth=1)
-        axes.set_xlabel(f"{told['other']} - {told['base']}, points")
-        axes.grid(axis="y", visible=False)
+        figure = Figure(figsize=(WIDTH_INCHES, sum(sizes)))
+        grid = figure.add_gridspec(len(panels), 1, height_ratios=sizes)
+        for number, (some, scale, unit) in enumerate(panels):
+            axes = figure.add_subplot(grid[number])
+            _forest_panel(axes, some, scale)
+            axes.set_xlabel(f"{told['other']} - {told['base']}, {unit}")
+        figure.tight_layout()
     return svg(figure, "forest")
 
 
+def _forest_panel(axes: Any, some: list[dict[str, Any]], scale: float) -> None:
+    for place, one in enumerate(reversed(some)):
+        found, colour = one["difference"], COLOURS[1] if one["endpoint"] else COLOURS[7]
+        inside = colour
+        if found["low"] is not None and found["error"]:
+            axes.plot([scale * found["low"], scale * found["high"]], [place, place], color=colour, linewidth=1.6)
+        else:
+            inside = "none"
+        axes.plot([scale * found["estimate"]], [place], marker="s", markersize=6, color=colour, markerfacecolor=inside)
+        for value in one["differences"]:
+            axes.plot([scale * value], [place - 0.25], marker="o", markersize=3, color=colour, alpha=0.7)
+    axes.set_yticks(
+        range(len(some)), [f"{title_of(one['benchmark'])} {NAMES[one['metric']]}" for one in reversed(some)], fontsize=9
+    )
+    axes.set_ylim(-0.6, len(some) - 0.4)
+    axes.axvline(0, color="#444444", linewidth=1)
+    axes.grid(axis="y", visible=False)
+
+
 def grid_of(told: dict[str, Any]) -> Grid:
-    """With what its columns mean."""
+    """With what its columns mean. What each row says stands below the table on a page, where a sentence has room."""
     columns, rows = table_of(told)
-    note = OVER_SEEDS if told["pairs"] > 1 else OF_CHECKPOINTS
+    margins = told["margins"]
+    note = (OVER_SEEDS if told["pairs"] > 1 else OF_CHECKPOINTS) + (
+        f" Margins: {100 * margins['accuracy']:g} points, {margins['bits_per_byte']:g} bits per byte."
+    )
+    if told["not_told"]:
+        note += f" Left out, because one cluster gives no error: {'; '.join(told['not_told'])}."
     return Grid(told["title"], columns, rows, 2, note, words=True)
+
+
+def sentences(told: dict[str, Any]) -> list[str]:
+    """What each row says; endpoints come first."""
+    return [f"{title_of(one['benchmark'])}, {NAMES[one['metric']]}: {one['says']}" for one in told["contrasts"]]
 
 
 def write_contrast(told: dict[str, Any], folder: Path) -> Path:
@@ -97,16 +139,14 @@ def write_contrast(told: dict[str, Any], folder: Path) -> Path:
     grid.write(folder, "contrast")
     write_json(folder / "contrast.json", told)
     write_text(folder / "forest.svg", picture)
-    findings = [
-        f"{title_of(one['benchmark'])}, {NAMES[one['metric']]}: {one['says']}" for one in told["contrasts"] if one["endpoint"]
-    ]
+    models = f"{told['models'][1]} - {told['models'][0]}" if told["pairs"] == 1 else f"{told['pairs']} pairs of runs, by seed"
     lead = [
-        f"What is claimed here is about {told['level']}, on one set of requests ({told['requests_sha256'][:12]}, "
-        f"{told['context']:,} tokens read at once)."
+        f"{models}, {told['dtype']}. What is claimed here is about {told['level']}, on one set of requests "
+        f"({told['requests_sha256'][:12]}, {told['context']:,} tokens read at once)."
     ]
-    figures = [{"svg": picture, "caption": "Paired differences with 95 % intervals; pre-declared endpoints in blue."}]
+    caption = "Paired differences with 95 % intervals; pre-declared endpoints in blue; hollow where no error can be told."
+    figures = [{"svg": picture, "caption": caption}] if picture else []
+    grids, findings = [replace(grid, title="Every metric").without_words()], sentences(told)
     page = folder / "contrast.html"
-    write_text(
-        page, rendered("sheet.html.j2", title=told["title"], lead=lead, findings=findings, figures=figures, grids=[grid])
-    )
+    write_text(page, rendered("sheet.html.j2", title=told["title"], lead=lead, findings=findings, figures=figures, grids=grids))
     return page

@@ -1,5 +1,6 @@
 """Evaluations as tables and a page: results beside the paper's Table 3, the audit, each sensitivity with its size, curves."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,34 +26,44 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def _shown(metric: str, value: float) -> str:
-    return percent(value) if metric.startswith("acc") else f"{value:.3f}"
+def _shown(metric: str, value: float, documents: int) -> str:
+    """With the standard error of a mean of zeros and ones."""
+    if not metric.startswith("acc"):
+        return f"{value:.4f}" if metric == "bits_per_byte" else f"{value:,.2f}"
+    error = f" ±{100 * math.sqrt(value * (1 - value) / (documents - 1)):.2f}" if documents > 1 else ""
+    return percent(value) + error
 
 
 def results_grid(evaluations: Sequence[Told]) -> Grid:
     """Every metric of every benchmark, a column an evaluation, beside the paper's three models and its SmolLM2-135M."""
-    beside = [MODELS.index(name) for name in ("Learned", "Binary16", "GF2", "SmolLM2-135M")]
-    columns = [
-        "benchmark",
-        "metric",
-        "documents",
-        *(_name(one) for one in evaluations),
-        *(f"paper: {MODELS[n]}" for n in beside),
-    ]
+    asked = [(name, metric) for name, first in evaluations[0]["results"].items() for metric in first]
+    known = any(TABLE_3.get(one) for one in asked)  # the paper asked none of `embedded` and `cloze`
+    beside = [MODELS.index(name) for name in ("Learned", "Binary16", "GF2", "SmolLM2-135M")] if known else []
+    columns = ["benchmark", "metric", *(_name(one) for one in evaluations), "chance", "documents"]
+    columns += [f"paper: {MODELS[n]}" for n in beside]
+    audits = {one["name"]: one for one in evaluations[0]["audit"]}
     rows = []
     for name, first in evaluations[0]["results"].items():
         for metric in first:
             if metric in ("documents", "lost_bytes", "byte_perplexity"):
                 continue
-            ours = [_shown(metric, one["results"][name][metric]) for one in evaluations]
+            size = first["documents"]
+            ours = [_shown(metric, one["results"][name][metric], size) for one in evaluations]
+            choices = audits[name]["requests"] / size
+            chance = percent(1 / choices) if metric.startswith("acc") and choices > 1 else "-"
             paper = TABLE_3.get((name, metric))
             cells = ["-"] * len(beside) if paper is None else [_cell(*paper[number]) for number in beside]
-            rows.append([title_of(name), metric, f"{first['documents']:,}", *ours, *cells])
+            rows.append([title_of(name), metric, *ours, chance, f"{size:,}", *cells])
     note = (
-        "Accuracies in percent. The paper's ± are its standard errors of one run each; its models read the same requests only "
-        "where tokenizer, context and documents are the same: compare the audits."
+        "Accuracies in percent, ± their standard error over documents as if these were independent. Chance: one in the number "
+        "of choices, in the mean."
     )
-    return Grid("Results beside the paper's Table 3", columns, rows, 2, note)
+    if known:
+        note += (
+            " The paper's models read the same requests only where tokenizer, context and documents are the same: compare the "
+            "audits."
+        )
+    return Grid("Results beside the paper's Table 3" if known else "Results", columns, rows, 2, note)
 
 
 def _cell(value: float, error: float | None) -> str:
@@ -60,7 +71,11 @@ def _cell(value: float, error: float | None) -> str:
 
 
 def _name(told: Told) -> str:
-    return Path(told["identity"]["model"]).name or str(told["identity"]["model"])
+    """Of a run its arm and seed; else the last part of what was named."""
+    parts = [part for part in Path(told["identity"]["model"]).parts if part not in ("model", "checkpoints")]
+    if parts and parts[-1].startswith("update-"):
+        parts.pop()
+    return "/".join(parts[-2:] if parts and parts[-1].startswith("seed-") else parts[-1:]) or str(told["identity"]["model"])
 
 
 def audit_grid(told: Told) -> Grid:
@@ -83,7 +98,9 @@ def audit_grid(told: Told) -> Grid:
     ]
     note = (
         f"Truncated: contexts that lost tokens to the limit of {told['identity']['context']:,}. Lost: bytes of text that no "
-        f"token stands for. Requests as a whole: {told['requests_sha256'][:12]}."
+        "token stands for. Tokens: what all requests have, common beginnings counted each time; scored: those whose "
+        "log-probability is asked for; prefixed: requests without a context, which begin after the prefix token. Requests as "
+        f"a whole: {told['requests_sha256'][:12]}."
     )
     return Grid("Audit", columns, rows, 1, note)
 
@@ -145,12 +162,18 @@ def lead_of(told: Told) -> list[str]:
         else "all documents"
     )
     interface = f", interface {who['interface']}" if who["interface"] else ""
+    held_out = {
+        True: "The embedded text was held out of its training.",
+        False: "THE EMBEDDED TEXT WAS IN ITS TRAINING: its run's split does not hold these documents out.",
+        None: "Whether the embedded text was in its training is not known.",
+    }
     return [
         f"{who['model']} (weights {who['weights_sha256'][:12]}{interface}), {who['dtype']}, on {where['device']}; {drawn}; "
         f"{who['context']:,} tokens read at once; an empty context is token {who['prefix']}; prompts, choices and metrics by "
         f"lm-eval {who['harness']}, rows {who['rows']}, no chat template.",
         f"A second scorer, one request at a time and nothing shared, computed {opinion['checked']} requests anew: "
         f"{opinion['largest']:.1e} nats a token apart at most (allowed: {opinion['allowed']:g}).",
+        *([held_out[who.get("embedded_held_out")]] if "embedded" in who["benchmarks"] else []),
         "One model is one draw: nothing here says how another seed, recipe or text would do.",
     ]
 

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokencodes.files import write_text
@@ -26,13 +26,22 @@ class Grid:
     note: str = ""
     words: bool = False  # whether the last column is text
 
+    def _wordy(self, number: int) -> bool:
+        return self.words and number == len(self.columns) - 1
+
+    def without_words(self) -> "Grid":
+        """Without the last column, where that is text that stands elsewhere."""
+        return (
+            replace(self, columns=self.columns[:-1], rows=[row[:-1] for row in self.rows], words=False) if self.words else self
+        )
+
     def markdown(self) -> str:
         """With its title as a heading, its note below."""
         lines = [
             f"### {self.title}",
             "",
             _line(self.columns),
-            _line([":---" if number < self.left else "---:" for number in range(len(self.columns))]),
+            _line([":---" if number < self.left or self._wordy(number) else "---:" for number in range(len(self.columns))]),
             *(_line(row) for row in self.rows),
         ]
         return "\n".join([*lines, *(["", self.note] if self.note else [])]) + "\n"
@@ -47,7 +56,9 @@ class Grid:
 
     def latex(self) -> str:
         """For booktabs."""
-        form = "l" * self.left + "r" * (len(self.columns) - self.left)
+        form = "".join(
+            "p{6cm}" if self._wordy(number) else "l" if number < self.left else "r" for number in range(len(self.columns))
+        )
         lines = [" & ".join(str(cell).translate(LATEX) for cell in row) + r" \\" for row in (self.columns, *self.rows)]
         body = [lines[0], r"\midrule", *lines[1:]]
         caption = (f"{self.title}. {self.note}" if self.note else self.title).translate(LATEX)
