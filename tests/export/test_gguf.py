@@ -45,6 +45,23 @@ def test_what_is_not_installed_is_not_run_and_never_agrees(make, tmp_path, monke
     assert "| llama.cpp | - | not run |" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_pages_of_a_file_leave_memory_as_its_tensors_are_read(make, tmp_path):
+    from tokencodes.export.runtimes import letting_pages_go
+
+    export(make(), "gguf", tmp_path / "out")
+    file, whole = file_in(tmp_path / "out"), gguf.GGUFReader
+    wanted = {one.name: one.data.copy() for one in whole(file).tensors}
+    with pytest.raises(KeyError), letting_pages_go():
+        reader = gguf.GGUFReader(file)
+        assert type(reader) is not whole and len(reader.tensors) == len(wanted)
+        for one in reader.tensors:
+            assert np.array_equal(one.data, wanted[one.name])
+            last = one
+        assert np.array_equal(last.data, wanted[last.name])  # a page that was let go comes back from the file
+        raise KeyError
+    assert gguf.GGUFReader is whole
+
+
 @pytest.mark.parametrize("weights", ["F32", "F16", "BF16", "Q8_0"])
 def test_the_real_runtime_agrees_where_it_is_installed(weights, make, tmp_path):
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: it is compiled at its installation")

@@ -252,6 +252,7 @@ def compared(
         "dtype": base.told["identity"]["dtype"],
         "margins": {"accuracy": margin, "bits_per_byte": margin_bits},
         "not_told": _not_told(base, found),
+        "held_out": all(one.told["identity"].get("embedded_held_out") is True for pair in pairs for one in pair),
         "contrasts": [_finite({**asdict(one), "says": verdict(one, names[0], names[1], what)}) for one in found],
     }
 

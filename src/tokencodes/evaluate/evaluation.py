@@ -119,7 +119,7 @@ def evaluate(
         scorer = Scorer(evaluated.model, batch, out / "journal", evaluated.weights_sha256, progress)
         say(f"{evaluated.name}: {scorer.how}; {scorer.batch:,} tokens a pass, or one request that is longer")
         answered, samples = _by_harness(evaluated, asking, tasks, chosen, scorer)
-        say(f"a second scorer reads {min(CHECKED, len(answered))} requests or more again, one at a time")
+        say("a second scorer reads a sample of the requests again, one at a time")
         opinion = _second_opinion(evaluated, asking, answered)
         say(f"a second scorer agrees on {opinion['checked']} requests: {opinion['largest']:.1e} nats a token at most")
         records = [record_of(one, score, str(evaluated.model.dtype)) for one, score in answered]

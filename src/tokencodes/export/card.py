@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 SAMPLING = {
-    "paper": "document, then start within it",
-    "token-uniform": "each start with equal chance",
-    "packed": "documents packed one behind the other",
+    "paper": "document, then by place in it",
+    "token-uniform": "place, each with equal chance",
+    "packed": "place in documents packed one behind the other",
 }
 NOT_METRICS = ("documents", "lost_bytes", "byte_perplexity")
 

@@ -8,6 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from tokencodes.evaluate.audit import title_of
+from tokencodes.evaluate.suites import EMBEDDED
 from tokencodes.evaluate.verdicts import ACCURACIES
 from tokencodes.files import write_json, write_text
 from tokencodes.report.figures import COLOURS, STYLE, WIDTH_INCHES, svg
@@ -122,6 +123,8 @@ def grid_of(told: dict[str, Any]) -> Grid:
     note = (OVER_SEEDS if told["pairs"] > 1 else OF_CHECKPOINTS) + (
         f" Margins: {100 * margins['accuracy']:g} points, {margins['bits_per_byte']:g} bits per byte."
     )
+    if not told["held_out"] and any(one["benchmark"] == EMBEDDED.name for one in told["contrasts"]):
+        note += f" {EMBEDDED.title.capitalize()}: not known to be held out of training on both sides."
     if told["not_told"]:
         note += f" Left out, because one cluster gives no error: {'; '.join(told['not_told'])}."
     return Grid(told["title"], columns, rows, 2, note, words=True)
