@@ -257,6 +257,9 @@ def test_a_damaged_or_missing_file_of_rows_is_named(real_data, tmp_path, capsys)
 
 
 def test_bad_input_is_one_line(runs, real_data, tmp_path, capsys):
+    for name in ("study.toml", "report.html"):
+        (tmp_path / "study").mkdir(exist_ok=True)
+        (tmp_path / "study" / name).write_text("theirs")
     data, run = (
         ["--data", str(real_data / "eval"), "--documents", "2", "--out", str(tmp_path / "out")],
         str(runs / "learned" / "seed-1"),
@@ -273,6 +276,7 @@ def test_bad_input_is_one_line(runs, real_data, tmp_path, capsys):
         ([run, "--suite", "lambada", "--dtype", "int8", *data], "--dtype 'int8': known: float32, bfloat16, float16"),
         ([str(tmp_path / "nothing"), "--suite", "lambada", *data], "nothing: no such file or folder"),
         ([str(runs), "--suite", "lambada", *data], "holds 4 runs; name one of them"),
+        ([run, "--suite", "lambada", *data[:-1], str(tmp_path / "study")], "(it holds study.toml)"),
         ([run, "--suite", "lambada", *data[:-1], run], "neither empty nor of this command"),
         ([run, "--suite", "lambada", *data[2:], "--data", str(real_data / "eval" / "README")], "no folder; name the one"),
     ):

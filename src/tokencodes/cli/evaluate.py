@@ -106,7 +106,7 @@ def evaluate(
         if not found:
             raise InputError(f"{model}: no run with checkpoints; --every-checkpoint wants one")
         places = {str(place): out / place.name for place in sorted(found)}
-    _refuse_other(out, "evaluation.json", "report.html")
+    _refuse_other(out, "evaluation.json", "journal", "*.jsonl.gz", "update-*", "report.html", "results.*", "audit.*")
     results = []
     for place, folder in places.items():
         evaluated = open_evaluated(place, tokenizer, device, dtype)
@@ -149,7 +149,7 @@ def contrast(
     if not 0 < margin_bits < math.inf:
         raise InputError(f"--margin-bits {margin_bits}: a number above 0")
     if out is not None:
-        _refuse_other(out, "contrast.json", "contrast.html")
+        _refuse_other(out, "contrast.json", "contrast.*", "forest.svg")
     found = compared(sides(base, other), margin, margin_bits)
     if out is not None:
         write_contrast(found, out)
@@ -177,13 +177,14 @@ def _asking(
     return Asking(benchmarks(suite), data, limit, texts.prefix if prefix is None else prefix, documents, seed)
 
 
-def _refuse_other(out: Path, *ours: str) -> None:
-    """InputError where `out` is another command's folder, or anyone's: nothing is written among things that are not ours."""
+def _refuse_other(out: Path, whole: str, *parts: str) -> None:
+    """InputError where `out` is another command's folder, or anyone's: nothing is written among things that are not ours.
+    whole: the file that a finished one has; parts: patterns of what else may lie there, as after a stop."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: a file, and a folder is needed; name another --out")
-    if not out.is_dir() or any((out / name).is_file() for name in ours) or (out / "journal").is_dir():
+    if not out.is_dir() or (out / whole).is_file():
         return
-    left = sorted(path.name for path in out.iterdir() if path.name != ".lock" and not path.name.startswith("update-"))
+    left = sorted(path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in (".lock", *parts)))
     if left:
         raise InputError(f"{out}: neither empty nor of this command (it holds {left[0]}); name another --out")
 
