@@ -130,6 +130,7 @@ def _evaluation(told: dict[str, Any]) -> dict[str, Any]:
     drawn = f"At most {who['documents']:,} documents of each benchmark, drawn by seed {who['seed']}."
     return {
         "documents": drawn if who["documents"] else "All documents of each benchmark.",
+        "unsure": "embedded" in told["results"] and who.get("embedded_held_out") is not True,
         "accuracies": any("acc" in metrics for metrics in told["results"].values()),
         "harness": who["harness"],
         "context": f"{who['context']:,}",
