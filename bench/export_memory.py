@@ -91,7 +91,7 @@ def main() -> None:
     if InterfaceSpec.parse(interface).learned:
         parser.error("--interface learned: its table is among the parameters, so it would count twice")
     config = TokenCodeConfig(**SHAPE, vocab_size=vocab, num_hidden_layers=asked.layers, interface=interface)
-    large, small = asked.work / f"large-{asked.layers}-{vocab}-{interface}", asked.work / f"small-{interface}"
+    large, small = asked.work / f"large-{asked.layers}-{vocab}-{interface}", asked.work / f"tiny-{interface}"
     weights = make(large, config)
     make(small, TokenCodeConfig(**SMALL, interface=interface))
     if asked.tokenizer:

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.export.conftest import saved, trained
 from tokencodes.cli import run as command
@@ -16,6 +17,7 @@ from tokencodes.errors import InputError
 from tokencodes.export.exporting import export
 from tokencodes.hub import fetch, load, push
 
+LLAMA = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 COMMIT = "a" * 40
 
 
@@ -181,8 +183,10 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path, tokenizer_path):
     with pytest.raises(InputError, match=r"out: cannot be loaded \("):
         load(tmp_path / "out")
     file.unlink()
-    with pytest.raises(InputError, match="no weights that transformers reads"):
+    with pytest.raises(InputError, match=r"out: cannot be loaded \("):
         load(tmp_path / "out")
+    LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)).save_pretrained(tmp_path / "tied")
+    assert load(str(tmp_path / "tied")).config.tie_word_embeddings  # it has no head to overwrite
     (tmp_path / "x.gguf").touch()
     with pytest.raises(InputError, match="`tokencodes import` makes a model of ours of it"):
         load(tmp_path / "x.gguf")

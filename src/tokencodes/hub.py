@@ -56,15 +56,26 @@ def load(place: str) -> "PreTrainedModel":
 def _plain(folder: Path, tied: bool) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
-    if tied:
-        raise InputError(f"{folder}/config.json: tie_word_embeddings is true, so loading would overwrite the head")
-    if not list(folder.glob("*.safetensors")):
-        raise InputError(f"{folder}: no weights that transformers reads; of an ONNX graph `tokencodes import` makes a model")
+    if tied and any("lm_head.weight" in _names(file) for file in folder.glob("*.safetensors")):
+        raise InputError(f"{folder}/config.json: tie_word_embeddings is true, so loading would overwrite the head in its files")
+    if (folder / "onnx").is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        raise InputError(f"{folder}: an ONNX graph; `tokencodes import` makes a model of ours of it, which can be loaded")
     try:
         found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     except Exception as error:  # each library has errors of its own for files that are damaged
         raise InputError(f"{folder}: cannot be loaded ({first_line(error)}); take a complete copy") from None
     return found.eval()
+
+
+def _names(file: Path) -> set[str]:
+    """Of the tensors in a safetensors file; none where it cannot be read, which the loading will say."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            return set(opened.keys())
+    except SafetensorError:
+        return set()
 
 
 def push(folder: Path, repository: str, private: bool = True, dry_run: bool = False) -> list[Sent]:

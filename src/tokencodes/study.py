@@ -65,7 +65,8 @@ def _hold(held: ExitStack, out: Path, told: dict[str, Any]) -> None:
 def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop, world: World) -> bool:
     world.on_first(lambda: _check_evaluation(study))  # before hours of training
     dataset = open_together(study.data, out, observer.say, world)
-    world.on_first(lambda: _check_requests(study, dataset))  # as soon as there is a tokenizer
+    if not world.on_first(lambda: all((out / name / "result.json").is_file() for _, name in runs(study))):
+        world.on_first(lambda: _check_requests(study, dataset))  # as soon as there is a tokenizer, before training
     held_out = held_out_windows(dataset, study.model.context, study.heldout.windows)
     world.on_first(lambda: _describe(study, out, text, dataset, held_out))
     planned, spent = list(runs(study)), list[float]()

@@ -337,9 +337,18 @@ def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_h
     assert "learned/seed-1" in page
 
 
+def test_what_a_kill_leaves_is_no_foreign_file(runs, tmp_path):
+    (tmp_path / "out" / "journal").mkdir(parents=True)
+    (tmp_path / "out" / ".tmp-evaluation.json").touch()
+    asked = ["evaluate", str(runs / "learned" / "seed-1"), "--suite", "embedded", "--documents", "1", "--out"]
+    assert command([*asked, str(tmp_path / "out")]) == 0 == command([*asked, str(tmp_path / "out")])
+
+
 def test_an_audit_reads_no_more_at_once_than_the_model(runs, real_data, capsys):
     asked = ["audit", "--suite", "lambada", "--data", str(real_data / "eval"), "--documents", "3", "--json"]
     assert command([*asked, "--tokenizer", str(runs / "learned" / "seed-1")]) == 0
+    assert json.loads(capsys.readouterr().out)["context"] == 96
+    assert command([*asked, "--tokenizer", str(runs / "learned" / "seed-1" / "model" / "tokenizer.json")]) == 0
     assert json.loads(capsys.readouterr().out)["context"] == 96
     assert command([*asked, "--tokenizer", str(real_data / "no" / "such" / "folder")]) == 2
     assert "no such file or folder" in capsys.readouterr().err

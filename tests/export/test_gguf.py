@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.export.conftest import assert_same_tensors, trained
+from tokencodes.checkpoint import load_model
 from tokencodes.cli import run as command
 from tokencodes.codes import InterfaceSpec
 from tokencodes.errors import InputError
@@ -43,6 +44,17 @@ def test_what_is_not_installed_is_not_run_and_never_agrees(make, tmp_path, monke
     found = export(make(), "gguf", tmp_path / "out")
     assert by(found, "llama.cpp").status == "not run" and by(found, "llama.cpp").largest_difference is None
     assert "| llama.cpp | - | not run |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_what_comes_back_from_a_file_can_be_saved_and_trained(make, tmp_path, capsys):
+    export(make(), "gguf", tmp_path / "out", "F16")
+    assert command(["import", str(tmp_path / "out"), "--out", str(tmp_path / "back")]) == 0
+    told = capsys.readouterr().err
+    assert "note: its weights were rounded to F16 when it was exported" in told and "note: no tokenizer came with it" in told
+    load_model(tmp_path / "back").save_pretrained(tmp_path / "again")
+    export(tmp_path / "back", "llama", tmp_path / "plain")
+    for folder in ("back", "plain"):
+        assert "quantization_config" not in json.loads((tmp_path / folder / "config.json").read_text())
 
 
 def test_pages_of_a_file_leave_memory_as_its_tensors_are_read(make, tmp_path):

@@ -258,6 +258,10 @@ def test_a_card_shows_an_evaluation_of_these_very_weights_alone(dataset, tmp_pat
     )
     assert "piqa" not in cards[1] and "No evaluation of these weights lies beside them" in cards[1]
     assert str(tmp_path) not in cards[0] and f"Text: {dataset.path.name} (" in cards[0]
+    told["identity"] |= {"weights_sha256": weights_sha256(load_model(run)), "documents": None, "seed": None}
+    (run / "evaluation" / "evaluation.json").write_text(json.dumps(told))
+    export(run, "llama", tmp_path / "out", force=True)
+    assert "All documents of each benchmark." in (tmp_path / "out" / "README.md").read_text()
     assert weights_sha256(load_model(run)) == weights_sha256(load_model(run / "model"))  # by whatever path it is named
 
 

@@ -111,6 +111,32 @@ def test_a_written_out_table_will_do(spec, leave, tmp_path):
     assert found.interface["interface"].split(":")[0] == spec.split(":")[0]
 
 
+def test_a_head_that_shares_the_tables_storage_is_a_head_of_its_own_here(leave, tmp_path):
+    model = trained("learned")
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.input_interface.weight)
+    tensors = theirs(model, prefix="")
+    tensors["wte.weight"] = tensors["head.weight"]
+    folder, logits, ids = leave(model, tensors, as_pickle=True)
+    bring(folder, tmp_path / "ours", None, None, logits, False)
+    assert same(model, tmp_path / "ours", ids)
+
+
+def test_what_lies_about_a_checkpoint_does_not_make_it_another_thing(leave, tmp_path):
+    """A folder of several steps, whose configuration says llama, with a `checkpoints` beside them."""
+    model = trained("gf2")
+    tensors = theirs(model) | {"module.embedding.codebook": model.state_dict()["model.embed_tokens.codebook"].to(torch.int64)}
+    folder, logits, ids = leave(model, tensors)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "model_type": "llama"}))
+    (folder / "checkpoints").mkdir()
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "step2.safetensors")
+    bring(folder / "weights.safetensors", tmp_path / "one", None, None, logits, False)
+    (folder / "step2.safetensors").unlink()
+    bring(folder, tmp_path / "whole", None, None, logits, False)
+    assert same(model, tmp_path / "one", ids) and same(model, tmp_path / "whole", ids)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_matrix_and_an_offset_will_do_either_way_round(transposed, leave, tmp_path):
     model = trained("gf2:affine=true")

@@ -51,9 +51,9 @@ def audit(
     quiet()
     texts = open_texts(tokenizer)
     if context is None:
-        config = Path(tokenizer) / "config.json"
-        config = config if config.is_file() else Path(tokenizer) / "model" / "config.json"
-        reads = read_json(config).get("max_position_embeddings") if config.is_file() else None
+        folder = Path(tokenizer).parent if Path(tokenizer).is_file() else Path(tokenizer)
+        configs = (file for file in (folder / "config.json", folder / "model" / "config.json") if file.is_file())
+        reads = next((read_json(file).get("max_position_embeddings") for file in configs), None)
         context = min(PAPER_CONTEXT, reads or PAPER_CONTEXT)
     asking = _asking(suite, data, context, texts, prefix_token, documents, seed)
     found, sha256 = evaluation.audit(asking, texts)
@@ -184,7 +184,9 @@ def _refuse_other(out: Path, whole: str, *parts: str) -> None:
         raise InputError(f"{out}: a file, and a folder is needed; name another --out")
     if not out.is_dir() or (out / whole).is_file():
         return
-    left = sorted(path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in (".lock", *parts)))
+    left = sorted(
+        path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in (".lock", ".tmp-*", *parts))
+    )
     if left:
         raise InputError(f"{out}: neither empty nor of this command (it holds {left[0]}); name another --out")
 

@@ -127,9 +127,11 @@ def _evaluation(told: dict[str, Any]) -> dict[str, Any]:
         shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key not in NOT_METRICS)
         counts = (f"{audit[name][key]:,}" for key in ("documents", "requests", "truncated"))
         rows.append([name, shown, *counts])
-    drawn = f"At most {who['documents']:,} documents of each benchmark, drawn by seed {who['seed']}."
+    drawn = "All documents of each benchmark."
+    if who["documents"]:
+        drawn = f"At most {who['documents']:,} documents of each benchmark, drawn by seed {who['seed']}."
     return {
-        "documents": drawn if who["documents"] else "All documents of each benchmark.",
+        "documents": drawn,
         "unsure": "embedded" in told["results"] and who.get("embedded_held_out") is not True,
         "accuracies": any("acc" in metrics for metrics in told["results"].values()),
         "harness": who["harness"],

@@ -22,7 +22,7 @@ UNFREEZES = (
 LEFT_OUT = {
     *("interface", "spec_sha256", "codebook_sha256", "tokenizer_sha256", "dtype", "_name_or_path"),
     *("id2label", "label2id", "problem_type", "chunk_size_feed_forward", "return_dict", "is_encoder_decoder"),
-    *("output_attentions", "output_hidden_states"),
+    *("output_attentions", "output_hidden_states", "quantization_config"),
 }
 # Largest padding of a vocabulary that a tokenizer does not fill.
 PADDED = 1024

@@ -16,7 +16,7 @@ from tokencodes.errors import InputError
 from tokencodes.files import appearing, certified, changed_since, file_sha256, read_json, write_certificate, write_text
 from tokencodes.importing.foreign import import_foreign
 from tokencodes.importing.names import Mapped
-from tokencodes.importing.plain import Plain, compact
+from tokencodes.importing.plain import compact
 from tokencodes.importing.readers import read_plain
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 
@@ -59,12 +59,12 @@ def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logi
         raise InputError(f"{place}: no such file or folder")
     if place.resolve().is_relative_to(out.resolve()):
         raise InputError(f"{out}: the model lies there; name another --out")
-    _refuse_ours(place)
+    _refuse_ours(place, told=map_file is not None or logits is not None)
     plain = read_plain(place) if map_file is None and logits is None else None
     found, mapped = (compact(plain, asked), []) if plain else import_foreign(place, map_file, logits, asked)
     model = found.model
     facts = {key: getattr(model.config, key) for key in ("interface", "spec_sha256", "codebook_sha256", "tokenizer_sha256")}
-    notes = tuple(_notes(place, plain, model))
+    notes = tuple(_notes(place, model))
     needed = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()) + (1 << 22)
     with appearing(out, force, needed) as folder:
         model.save_pretrained(folder)
@@ -77,32 +77,34 @@ def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logi
     return made
 
 
-def _refuse_ours(place: Path) -> None:
-    """What another way leads to: a model of ours, and a file whose folder is meant."""
+def _refuse_ours(place: Path, told: bool) -> None:
+    """What another way leads to: a model of ours, and a file whose folder is meant. told: whether more is told of it, so that
+    it is another program's."""
     config = place / "config.json"
-    if (place / "checkpoints").is_dir() or (
+    if list(place.glob("checkpoints/update-*/manifest.json")) or (
         config.is_file() and read_json(config).get("model_type") == TokenCodeConfig.model_type
     ):
         raise InputError(f"{place}: a model of tokencodes already, so there is nothing to import; name it as it is")
     folder = place.parent.parent if place.suffix == ".onnx" else place.parent
-    part = place.suffix in (".onnx", ".safetensors") and (folder / "config.json").is_file()
+    part = not told and place.suffix in (".onnx", ".safetensors") and (folder / "config.json").is_file()
     if part and read_json(folder / "config.json").get("model_type") == "llama":
         raise InputError(f"{place}: one file of a plain Llama; name its folder, {folder}")
 
 
-def _notes(place: Path, plain: Plain | None, model: TokenCodeForCausalLM) -> Iterator[str]:
+def _notes(place: Path, model: TokenCodeForCausalLM) -> Iterator[str]:
     """InputError where the tokenizer beside it is not the one that it was trained with."""
     folder = place if place.is_dir() else place.parent
     told = certified(folder)
     for name in changed_since(folder, told) if told else ():
         if name != "README.md":
             yield f"{name} is not the file that was certified when it was exported"
-    if plain is not None and plain.rounded:
-        yield f"its weights are rounded to {plain.rounded}: what was trained is not in that file"
+    if told and told.get("weights", "F32") != "F32":
+        yield f"its weights were rounded to {told['weights']} when it was exported: what was trained is not in that file"
     wanted, there = model.config.tokenizer_sha256, place / "tokenizer.json"
     if not there.is_file():
-        yield "no tokenizer came with it: put its tokenizer.json there"
+        yield "no tokenizer came with it: put its tokenizer.json into the folder that you import, and import that again"
     elif wanted not in (None, found := file_sha256(there)):
         raise InputError(
-            f"{there}: SHA-256 {found[:12]}, but the model was trained with {str(wanted)[:12]}; put that one there"
+            f"{there}: SHA-256 {found[:12]}, but the model was trained with {str(wanted)[:12]}; put that file there "
+            "(transformers' save_pretrained writes another one: take the export's)"
         )

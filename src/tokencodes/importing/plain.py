@@ -52,7 +52,6 @@ class Plain:
     claim: str | None
     tokenizer_sha256: str | None
     answers: Answers
-    rounded: str | None = None  # the type that the matrices were rounded to, where that is not float32
 
 
 @dataclass(eq=False)
@@ -165,6 +164,9 @@ def assembled(
         own[TABLE] = table
     elif spec.words == "learned-code":
         own[f"{PREFIX}coordinates"] = _coordinates(table, interface, place)
+    head = weights.get("lm_head.weight")
+    if spec.learned and head is not None and head.data_ptr() == table.data_ptr():  # as a tied model's state is saved
+        own[TABLE] = table.clone()
     try:
         model.load_state_dict(
             {name: value.float() if value.is_floating_point() else value for name, value in {**weights, **own}.items()},

@@ -15,6 +15,9 @@ from tokencodes.export.runtimes import OnnxRuntime, Transformers
 from tokencodes.files import read_json
 from tokencodes.importing.plain import TABLE, Plain, Weights, answers_of, refuse_tied
 
+# Of a configuration: how transformers came by a model, and what forbids to train or save it.
+OF_THE_READER = ("_name_or_path", "_model_name_or_path", "quantization_config")
+
 
 def read_plain(place: Path) -> Plain | None:
     """The plain Llama at a place; None where there is none, and another program may have made it. InputError where there is
@@ -65,10 +68,7 @@ def read_folder(folder: Path) -> Plain:
             f"{folder}: vocab_size {config.get('vocab_size')} in config.json, and a table of {rows:,} rows; mend it"
         )
     answers = answers_of(Transformers.open(folder, torch.float32), config)
-    weights = read_weights(folder)
-    dtype = weights["lm_head.weight"].dtype
-    rounded = None if dtype == torch.float32 else str(dtype).removeprefix("torch.")
-    return Plain(folder, config, weights, told.get("interface"), told.get("tokenizer_sha256"), answers, rounded)
+    return Plain(folder, config, read_weights(folder), told.get("interface"), told.get("tokenizer_sha256"), answers)
 
 
 def read_gguf(file: Path) -> Plain:
@@ -87,13 +87,12 @@ def read_gguf(file: Path) -> Plain:
     runtime = Transformers.open(file.parent, torch.float32, gguf_file=file.name)
     config = runtime.model.config
     config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # the file has it in float32
-    told = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+    told = {key: value for key, value in config.to_dict().items() if key not in OF_THE_READER}
     told |= {f"{end}_token_id": fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}  # not the reader's own
     runtime.exact = False  # that epsilon
     answers, weights = answers_of(runtime, told), dict(runtime.model.state_dict())
     claim, sha256 = fields.get("tokencodes.interface"), fields.get("tokencodes.tokenizer_sha256")
-    rounded = next((one.tensor_type.name for one in reader.tensors if one.name == "output.weight"), "F32")
-    return Plain(file, told, weights, claim, sha256, answers, None if rounded == "F32" else rounded)
+    return Plain(file, told, weights, claim, sha256, answers)
 
 
 def read_onnx(file: Path) -> Plain:
