@@ -14,7 +14,7 @@ from typing import Any
 from tokencodes.errors import InputError
 
 LOCK = ".lock"
-CERTIFICATE = "certificate.json"
+CERTIFICATE, CARD = "certificate.json", "README.md"
 KINDS = ("tokencodes-export", "tokencodes-import")  # of the certificates that say what may be replaced, and pushed
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokencodes.errors import InputError, first_line
-from tokencodes.files import CERTIFICATE, certified, changed_since, read_json
+from tokencodes.files import CARD, CERTIFICATE, certified, changed_since, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CARD = "README.md"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 PATTERNS = ["*.json", "*.safetensors", "*.md", "*.jinja", "*.gguf", "*.onnx", "*.onnx_data", "*.pt", "*.pth", "*.bin"]
 

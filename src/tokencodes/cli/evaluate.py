@@ -171,10 +171,11 @@ def _asking(
     from tokencodes.evaluate.suites import benchmarks
     from tokencodes.evaluate.tasks import names_of
 
-    names_of(benchmarks(suite), data)  # before a folder is made
+    chosen = benchmarks(suite)
+    names_of(chosen, data)  # before a folder is made
     if prefix is not None and not 0 <= prefix < texts.vocab_size:
         raise InputError(f"--prefix-token {prefix}: the tokenizer's ids are 0 to {texts.vocab_size - 1:,}")
-    return Asking(benchmarks(suite), data, limit, texts.prefix if prefix is None else prefix, documents, seed)
+    return Asking(chosen, data, limit, texts.prefix if prefix is None else prefix, documents, seed)
 
 
 def _refuse_other(out: Path, whole: str, *parts: str) -> None:
@@ -193,13 +194,13 @@ def _refuse_other(out: Path, whole: str, *parts: str) -> None:
 
 def _table(found: dict[str, Any]) -> Table:
     from tokencodes.evaluate.audit import title_of
+    from tokencodes.report.contrasts import scaled
 
     table = Table("benchmark", "documents", "metric", "value", title=found["identity"]["model"])
     for name, values in found["results"].items():
         for metric, value in values.items():
             if metric not in ("documents", "lost_bytes"):
-                shown = f"{100 * value:.2f}" if metric.startswith("acc") else f"{value:.4f}"
-                table.add_row(title_of(name), f"{values['documents']:,}", metric, shown)
+                table.add_row(title_of(name), f"{values['documents']:,}", metric, scaled(metric, value))
     return table
 
 

@@ -181,7 +181,7 @@ def identity(evaluated: Evaluated, asking: Asking) -> dict[str, Any]:
 
 
 def _rows(asking: Asking) -> str:
-    if all(one.rows == EMBEDDED.rows for one in asking.benchmarks):
+    if asking.benchmarks == (EMBEDDED,):
         return "embedded"
     return "local, by SHA-256" if asking.data else "Hugging Face hub"
 

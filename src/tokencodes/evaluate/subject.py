@@ -1,6 +1,5 @@
 """What is evaluated: a model, its tokenizer, and what tells it from any other."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +9,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tokencodes import checkpoint
 from tokencodes.errors import InputError
-from tokencodes.evaluate.texts import Texts, beside, open_texts, refuse_local
-from tokencodes.files import read_json, read_toml
+from tokencodes.evaluate.suites import EMBEDDED_SEED, EMBEDDED_SHARE
+from tokencodes.evaluate.texts import Texts, located, open_texts, refuse_missing
+from tokencodes.files import file_sha256, read_json, read_toml
 from tokencodes.model import TokenCodeConfig
 
 PADDED = 1024  # rows of a head that stand for no token, at most
-HELD_OUT_SHARE = 0.02  # what `tasks.embedded_rows` draws
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -40,23 +39,22 @@ def open_evaluated(place: str, tokenizer: str | None, device: str, dtype: str) -
     model = _ours(path) if _is_ours(path) else _foreign(place)
     model = model.to(device=_device(device), dtype=_dtype(dtype)).eval()
     wanted = getattr(model.config, "tokenizer_sha256", None)
-    if tokenizer is None:
-        found_beside = beside(path)
-        if path.exists() and found_beside is None:
-            raise InputError(f"{place}: no tokenizer.json there; name one by --tokenizer")
-        tokenizer = place if found_beside is None else str(found_beside)
-    texts = open_texts(tokenizer)
-    file = Path(tokenizer) / "tokenizer.json" if Path(tokenizer).is_dir() else Path(tokenizer)
-    found = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else wanted
+    named = place if tokenizer is None else tokenizer
+    there = located(named)
+    if tokenizer is None and path.exists() and there is None:
+        raise InputError(f"{place}: no tokenizer.json there; name one by --tokenizer")
+    texts = open_texts(named)
+    file = there / "tokenizer.json" if there is not None and there.is_dir() else there
+    found = file_sha256(file) if file is not None else wanted
     if wanted is not None and found != wanted:
-        raise InputError(f"{tokenizer}: SHA-256 {str(found)[:12]}, but {place} was trained with the tokenizer {wanted[:12]}")
+        raise InputError(f"{file}: SHA-256 {str(found)[:12]}, but {place} was trained with the tokenizer {wanted[:12]}")
     check_vocabulary(texts, model)
     return Evaluated(place, model, texts, checkpoint.weights_sha256(model), _update(path), _held_out(path))
 
 
 def _update(path: Path) -> int | None:
     """Of a run, a checkpoint, or the model that a run has left."""
-    if (path / "checkpoints").is_dir() or (path / "manifest.json").is_file():
+    if _of_a_run(path):
         return checkpoint.read_state(checkpoint.find(path)).update
     if path.name == "model" and (path.parent / "result.json").is_file():
         return int(read_json(path.parent / "result.json")["updates"])
@@ -73,7 +71,7 @@ def _held_out(path: Path) -> bool | None:
     data = read_toml(config).get("data", {})
     if not data.get("inputs") or not all(str(one).startswith("embedded:") for one in data["inputs"]):
         return None
-    return bool(data.get("validation", 0) >= HELD_OUT_SHARE and data.get("split_seed", 0) == 0)
+    return bool(data.get("validation", 0) >= EMBEDDED_SHARE and data.get("split_seed", 0) == EMBEDDED_SEED)
 
 
 def check_vocabulary(texts: Texts, model: PreTrainedModel) -> None:
@@ -86,8 +84,13 @@ def check_vocabulary(texts: Texts, model: PreTrainedModel) -> None:
         )
 
 
+def _of_a_run(path: Path) -> bool:
+    """A run, or one of its checkpoints."""
+    return (path / "checkpoints").is_dir() or (path / "manifest.json").is_file()
+
+
 def _is_ours(path: Path) -> bool:
-    if (path / "checkpoints").is_dir() or (path / "manifest.json").is_file():
+    if _of_a_run(path):
         return True
     return (path / "config.json").is_file() and read_json(path / "config.json").get("model_type") == TokenCodeConfig.model_type
 
@@ -97,7 +100,10 @@ def _ours(path: Path) -> PreTrainedModel:
 
 
 def _foreign(place: str) -> PreTrainedModel:
-    refuse_local(place)
+    refuse_missing(place)
+    path = Path(place)
+    if path.is_dir() and not (path / "config.json").is_file():
+        checkpoint.find(path)  # says what is there
     try:
         found: PreTrainedModel
         found, info = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, output_loading_info=True)

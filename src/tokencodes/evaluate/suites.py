@@ -120,14 +120,16 @@ SHA256 = {
 }
 
 
+# The embedded documents that are asked for: what this split holds out, and so every split of this seed with as large a share.
+EMBEDDED_SEED, EMBEDDED_SHARE = 0, 0.02
+
+
 def benchmarks(suite: str) -> tuple[Benchmark, ...]:
     """Of suites and single benchmarks, joined by commas. InputError for a name that is none."""
     found: dict[str, Benchmark] = {}
     for name in map(str.strip, suite.split(",")):
         some = SUITES.get(name) or ((BENCHMARKS[name],) if name in BENCHMARKS else ())
         if not some:
-            raise InputError(
-                f"suite {name!r}: no such suite or benchmark; {nearest(name, [*dict.fromkeys([*SUITES, *BENCHMARKS])])}"
-            )
+            raise InputError(f"suite {name!r}: no such suite or benchmark; {nearest(name, {**SUITES, **BENCHMARKS})}")
         found |= {one.name: one for one in some}
     return tuple(found.values())

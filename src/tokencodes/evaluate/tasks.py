@@ -19,7 +19,7 @@ from typing import Any
 from tokencodes.data.split import split_of
 from tokencodes.data.text import read_documents
 from tokencodes.errors import InputError
-from tokencodes.evaluate.suites import EMBEDDED, SHA256, Benchmark
+from tokencodes.evaluate.suites import EMBEDDED, EMBEDDED_SEED, EMBEDDED_SHARE, SHA256, Benchmark
 
 HARNESS = "0.4.13"  # the release whose task files and request rules are meant
 SPLITS = {"training_split", "validation_split", "test_split", "fewshot_split"}
@@ -81,7 +81,7 @@ def embedded_rows() -> list[dict[str, Any]]:
     the novel of a chapter, or the document itself."""
     found = []
     for path in sorted(Path(str(files("tokencodes") / "corpora")).glob("*.jsonl.gz")):
-        some = [one for one in read_documents(path) if split_of(one, 0, 0.02) == "validation"]
+        some = [one for one in read_documents(path) if split_of(one, EMBEDDED_SEED, EMBEDDED_SHARE) == "validation"]
         corpus = path.name.partition(".")[0]
         for one in some:
             name = str(one.id)

@@ -92,29 +92,27 @@ class Texts:
         return found
 
 
-def refuse_local(place: str) -> None:
-    """InputError for a folder that is not there, or holds no model: the hub would be asked for it, and say something else."""
+def refuse_missing(place: str) -> None:
+    """InputError for a path that is no hub id and is not there: the hub would be asked for it, and say something else."""
     path = Path(place)
     if not path.exists() and (path.is_absolute() or place.startswith(".") or len(path.parts) > 2):
         raise InputError(f"{place}: no such file or folder")
-    if path.is_dir() and not (path / "config.json").is_file():
-        checkpoint.find(path)
 
 
-def beside(path: Path) -> Path | None:
-    """The tokenizer of a local model: a folder, where that says which tokens begin and end a text; a file otherwise."""
+def located(place: str | Path) -> Path | None:
+    """The tokenizer at a path: the file itself; of a run or a folder its own, as a folder where that says which tokens begin
+    and end a text, as a file otherwise. None where there is none, or the path is a hub id."""
+    path = Path(place)
+    if not path.is_dir():
+        return path if path.is_file() else None
     found = checkpoint.tokenizer_of(path)
     return found.parent if found and found.with_name("tokenizer_config.json").is_file() else found
 
 
 def open_texts(place: str | Path) -> Texts:
     """A tokenizer file, or the tokenizer of a run, a model's folder or hub id. InputError if there is none."""
-    path = Path(place)
-    if path.is_dir():
-        path = beside(path) or path
-        place = path
-    elif not path.exists():
-        refuse_local(str(place))
+    refuse_missing(str(place))
+    path = place = located(place) or Path(place)
     if path.is_file():
         try:
             return Texts(PreTrainedTokenizerFast(tokenizer_file=str(path), name_or_path=str(path)))

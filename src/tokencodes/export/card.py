@@ -10,12 +10,11 @@ import jinja2
 import tokencodes
 from tokencodes import checkpoint
 from tokencodes.export.source import UNFREEZES, Source
-from tokencodes.files import read_json, read_toml, write_text
+from tokencodes.files import CARD, read_json, read_toml, write_text
 
 if TYPE_CHECKING:
     from tokencodes.export.exporting import Export
 
-CARD = "README.md"
 SAMPLING = {
     "paper": "document, then by place in it",
     "token-uniform": "place, each with equal chance",
@@ -33,7 +32,6 @@ class Record:
     run: dict[str, Any] | None = None
     study: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
-    tokenizer: bool = False  # whether one leaves with it
     limits: list[str] = field(default_factory=list)
 
 
@@ -46,7 +44,7 @@ def read_record(source: Source) -> Record:
         f"{config.num_attention_heads} heads, feed-forward {config.intermediate_size:,}, {config.vocab_size:,} tokens, "
         f"context {config.max_position_embeddings:,}"
     )
-    limits, tokenizer = [], source.tokenizer is not None
+    limits = []
     if config.interface != "learned" and config.bos_token_id == 0 and not source.model.input_interface(_zero())[0].any():
         limits.append(
             "Token 0 begins and ends texts and has the zero code: after it alone every next token is equally likely, so the "
@@ -54,7 +52,7 @@ def read_record(source: Source) -> Record:
         )
     folder = place.parent.parent if place.parent.name == "checkpoints" else place.parent if place.name == "model" else None
     if folder is None or not (folder / "result.json").is_file():
-        return Record(source.name, shape, tokenizer=tokenizer, limits=limits)
+        return Record(source.name, shape, limits=limits)
     limits.insert(0, "One run is one draw: another seed, recipe or text may do otherwise.")
     result = read_json(folder / "result.json")
     last = place.name in ("model", f"update-{result['updates']:08d}")
@@ -69,7 +67,6 @@ def read_record(source: Source) -> Record:
         told,
         _study(folder.parent.parent / "study.toml"),
         _evaluation_of(source, folder / "evaluation" / "evaluation.json"),
-        tokenizer,
         limits,
     )
 
@@ -148,7 +145,7 @@ def write_card(record: Record, made: "Export", folder: Path) -> None:
     """README.md of an export."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files("tokencodes.export") / "card.md.j2").read_text(encoding="utf-8"))
-    told = {key: getattr(record, key) for key in ("name", "shape", "run", "study", "evaluation", "tokenizer", "limits")}
+    told = {key: getattr(record, key) for key in ("name", "shape", "run", "study", "evaluation", "limits")}
     runtimes = [one.cells() for one in made.runtimes]
     file = next((path.name for path in folder.glob("*.gguf")), None)
     text = template.render(made=made, file=file, version=tokencodes.__version__, unfreezes=UNFREEZES, runtimes=runtimes, **told)

@@ -73,16 +73,14 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
             )
         table = _write(source, to, weights, folder)
         exact, frozen, facts, name = source.exact, source.frozen, source.facts(), source.name
-        file, taken = file_of(source, to, weights), source.place.name
+        file, taken, tokenizer = file_of(source, to, weights), source.place.name, source.tokenizer is not None
         del source  # two models at once would take twice the memory
         openings = _openings(to, weights, folder, file, expected.longest, exact)
         found = tuple(compare(expected, opened, runtime, weights, bitwise) for opened, runtime, bitwise in openings)
         for one in found:
             if one.status == "differs":
                 raise CheckFailed(f"{out}: not made, because {one.runtime} does not agree with our model: {one.detail}")
-        made = Export(
-            name, taken, to, weights, table, frozen, facts, expected.from_reference, expected.bound, record.tokenizer, found
-        )
+        made = Export(name, taken, to, weights, table, frozen, facts, expected.from_reference, expected.bound, tokenizer, found)
         write_card(record, made, folder)
         write_certificate(folder, KIND, made.as_json())
     return made

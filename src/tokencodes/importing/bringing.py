@@ -13,14 +13,14 @@ from typing import Any
 
 import tokencodes
 from tokencodes.errors import InputError
-from tokencodes.files import appearing, certified, changed_since, file_sha256, read_json, write_certificate, write_text
+from tokencodes.files import CARD, appearing, certified, changed_since, file_sha256, read_json, write_certificate, write_text
 from tokencodes.importing.foreign import import_foreign
 from tokencodes.importing.names import Mapped
 from tokencodes.importing.plain import compact
 from tokencodes.importing.readers import read_plain
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 
-CARD = """\
+CARD_TEXT = """\
 ---
 tags:
 - tokencodes
@@ -72,7 +72,7 @@ def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logi
             if place.is_dir() and (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
         made = Import(place.resolve().name, facts, found.found, found.compared, notes, tuple(mapped))
-        write_text(folder / "README.md", CARD.format(name=made.source, interface=facts["interface"], found=made.found))
+        write_text(folder / CARD, CARD_TEXT.format(name=made.source, interface=facts["interface"], found=made.found))
         write_certificate(folder, "tokencodes-import", made.as_json())
     return made
 
@@ -96,7 +96,7 @@ def _notes(place: Path, model: TokenCodeForCausalLM) -> Iterator[str]:
     folder = place if place.is_dir() else place.parent
     told = certified(folder)
     for name in changed_since(folder, told) if told else ():
-        if name != "README.md":
+        if name != CARD:
             yield f"{name} is not the file that was certified when it was exported"
     if told and told.get("weights", "F32") != "F32":
         yield f"its weights were rounded to {told['weights']} when it was exported: what was trained is not in that file"

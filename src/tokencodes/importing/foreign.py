@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given, matrix_hash
-from tokencodes.errors import CheckFailed, InputError
+from tokencodes.errors import CheckFailed, InputError, first_line
 from tokencodes.export.source import require_body
 from tokencodes.files import read_json
 from tokencodes.importing.fit import as_bits, fit, has_words, words_of, written
@@ -115,7 +115,7 @@ def read_tensors(place: Path) -> Weights:
         try:
             told = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
-            raise InputError(f"{file}: cannot be read as weights ({str(error).splitlines()[0][:120]})") from None
+            raise InputError(f"{file}: cannot be read as weights ({first_line(error, 120)})") from None
         for key in ("model", "state_dict", "model_state_dict"):
             told = told[key] if isinstance(told, dict) and isinstance(told.get(key), dict) else told
         if not isinstance(told, dict):
@@ -163,7 +163,7 @@ def _laid_out(tensors: Weights, found: list[Mapped], way: Way, heads: int, place
     try:
         return laid_out(tensors, found, way, heads)
     except (RuntimeError, ValueError) as error:
-        raise InputError(f"{place}: its tensors cannot be cut for {heads} heads ({str(error).splitlines()[0][:120]})") from None
+        raise InputError(f"{place}: its tensors cannot be cut for {heads} heads ({first_line(error, 120)})") from None
 
 
 def _digest(weights: Weights, interface: InputInterface) -> str:

@@ -160,13 +160,10 @@ def assembled(
         model = TokenCodeForCausalLM(config, given_arrays(interface))
     own = {name: value for name, value in model.state_dict().items() if name.startswith(PREFIX)}
     spec = interface.spec
-    if spec.learned:
-        own[TABLE] = table
+    if spec.learned:  # in a tied model's state both are one, and would stay one
+        own[TABLE] = table.clone() if weights["lm_head.weight"].data_ptr() == table.data_ptr() else table
     elif spec.words == "learned-code":
         own[f"{PREFIX}coordinates"] = _coordinates(table, interface, place)
-    head = weights.get("lm_head.weight")
-    if spec.learned and head is not None and head.data_ptr() == table.data_ptr():  # as a tied model's state is saved
-        own[TABLE] = table.clone()
     try:
         model.load_state_dict(
             {name: value.float() if value.is_floating_point() else value for name, value in {**weights, **own}.items()},

@@ -60,9 +60,10 @@ def read_folder(folder: Path) -> Plain:
     config = read_json(folder / "config.json")
     refuse_tied(config, folder)  # before anything opens it
     told = config.get("tokencodes", {})
-    if not {TABLE, "lm_head.weight"} <= _names(folder):
+    shapes = _shapes(folder)
+    if not {TABLE, "lm_head.weight"} <= shapes.keys():
         raise InputError(f"{folder}: no table or no head of its own in its files; take a complete copy of an untied Llama")
-    rows = read_shape(folder, TABLE)[0]
+    rows = shapes[TABLE][0]
     if rows != config.get("vocab_size"):
         raise InputError(
             f"{folder}: vocab_size {config.get('vocab_size')} in config.json, and a table of {rows:,} rows; mend it"
@@ -138,22 +139,13 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _names(folder: Path) -> set[str]:
-    """Of the tensors in a folder's safetensors files."""
-    found: set[str] = set()
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Of the tensors in a folder's safetensors files; nothing is read but their heads."""
+    found: dict[str, list[int]] = {}
     for file in _files(folder):
         with safe_open(file, "pt") as opened:
-            found |= set(opened.keys())
+            found |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118 (it is no dictionary)
     return found
-
-
-def read_shape(folder: Path, name: str) -> list[int]:
-    """Of one tensor; nothing is read but the files' heads."""
-    for file in _files(folder):
-        with safe_open(file, "pt") as opened:
-            if name in opened.keys():  # noqa: SIM118 (it is no dictionary)
-                return list(opened.get_slice(name).get_shape())
-    raise KeyError(name)
 
 
 def read_weights(folder: Path) -> Weights:
