@@ -1,12 +1,18 @@
-"""Tiny models of several families, and texts over their tokenizer."""
+"""Tiny models of several families, texts over their tokenizer, and tiny trained runs with an evaluation each."""
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from tests.conftest import VOCAB
+from tests.conftest import VOCAB, tiny_study
+from tokencodes.evaluate.evaluation import Asking, evaluate
+from tokencodes.evaluate.subject import open_evaluated
+from tokencodes.evaluate.suites import benchmarks
 from tokencodes.evaluate.texts import open_texts
+from tokencodes.train.metrics import Silent
+from tokencodes.train.run import train
 
+SUITE = "arc_easy,winogrande,mmlu_5,commonsense_qa,lambada,wikitext"
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 
 
@@ -38,3 +44,26 @@ def tiny(kind, **told):
 @pytest.fixture(scope="session")
 def small_texts(tokenizer_path):
     return open_texts(tokenizer_path)
+
+
+@pytest.fixture(scope="session")
+def runs(dataset, tmp_path_factory):
+    """Two arms with a context that some prompts do not fit."""
+    folder = tmp_path_factory.mktemp("runs")
+    shape = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "context": 96}
+    study = tiny_study(dataset.path, model=shape, budget={"targets": 8 * 4 * 96})
+    for arm in ("learned", "binary"):
+        for seed in (1, 2):
+            train(study.run(arm, seed), dataset, folder / arm / f"seed-{seed}", Silent())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def evaluated(runs, real_data, tmp_path_factory):
+    """Four documents of six benchmarks of each."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    for path in sorted(runs.glob("*/*")):
+        subject = open_evaluated(str(path), None, "cpu", "float32")
+        asking = Asking(benchmarks(SUITE), real_data / "eval", 96, subject.texts.prefix, documents=4)
+        evaluate(subject, asking, folder / path.parent.name / path.name)
+    return folder
