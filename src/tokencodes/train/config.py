@@ -11,29 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tokencodes.codes import InterfaceSpec
 from tokencodes.data.mixture import Sampling
 from tokencodes.errors import InputError
+from tokencodes.records import first_complaint
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
-
-
-def one_line(error: ValidationError) -> str:
-    """pydantic's first complaint: dotted key, value, message."""
-    first = error.errors()[0]
-    if isinstance(first.get("ctx", {}).get("error"), InputError):
-        return str(first["ctx"]["error"])
-    place = ".".join(str(part) for part in first["loc"] if part != "[key]")
-    message = first["msg"].removeprefix("Value error, ")
-    message = {
-        "tuple_type": "must be a list, such as '[\"a\", \"b\"]' or '[1, 2]'",
-        "missing": "is missing; it has no default",
-        "dict_type": "must be a table of keys",
-        "model_type": "must be a table of keys",
-    }.get(first["type"], message)
-    given = "" if isinstance(first["input"], dict | BaseModel) else f" = {first['input']!r}"
-    return f"{place}{given}: {message}" if place else message
 
 
 class Section(BaseModel):
@@ -296,4 +280,4 @@ class StudyConfig(Recipe):
             told["optimizer"] = OptimizerConfig(**{**self.optimizer.model_dump(), **chosen.overrides})
             return RunConfig(arm=arm, interface=chosen.interface, seed=seed, **told)
         except ValidationError as error:
-            raise InputError(f"arm {arm!r}: {one_line(error)}") from None
+            raise InputError(f"arm {arm!r}: {first_complaint(error)}") from None

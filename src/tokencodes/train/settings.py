@@ -11,7 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from tokencodes.errors import InputError, nearest
 from tokencodes.files import read_toml, write_text
-from tokencodes.train.config import FREE, RunConfig, StudyConfig, one_line
+from tokencodes.records import first_complaint
+from tokencodes.train.config import FREE, RunConfig, StudyConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -69,7 +70,7 @@ def validate(model: type[Model], told: dict[str, Any], origin: str) -> Model:
     try:
         return model.model_validate(told)
     except ValidationError as error:
-        raise InputError(f"{origin}: {one_line(error)}") from None
+        raise InputError(f"{origin}: {first_complaint(error)}") from None
 
 
 def difference(saved: RunConfig, asked: RunConfig) -> str | None:

@@ -1,0 +1,63 @@
+"""JSON that is written and read again, checked against a frozen pydantic model when it is read.
+
+A file may have valid syntax and wrong contents: `{}`, `null`, a missing field, a word where a number belongs. Such a file is an
+error that names the file and the field. It never ends in a traceback, and it is never believed.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tokencodes.errors import InputError
+from tokencodes.files import read_json, read_json_lines
+
+
+class Record(BaseModel):
+    """The base of every record: frozen; no unknown fields; a number is no text; NaN and infinity are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def read_record(path: Path, kind: type[AnyRecord], way_out: str = "take a new copy, or make it anew") -> AnyRecord:
+    """The record in a JSON file. InputError names the file and its first wrong field, and ends with `way_out`."""
+    return checked(read_json(path), kind, str(path), way_out)
+
+
+def read_record_lines(path: Path, kind: type[AnyRecord], way_out: str = "take a new copy, or make it anew") -> list[AnyRecord]:
+    """The records of a file of JSON lines, as `read_json_lines` has them. InputError names the file and the line."""
+    return list(checked_lines(read_json_lines(path), kind, path, way_out))
+
+
+def checked_lines(lines: Iterable[Any], kind: type[AnyRecord], path: Path, way_out: str) -> Iterable[AnyRecord]:
+    """The records of the lines of a file. InputError names the file and the line."""
+    return (checked(line, kind, f"{path}, line {number}", way_out) for number, line in enumerate(lines, 1))
+
+
+def checked(value: Any, kind: type[AnyRecord], place: str, way_out: str) -> AnyRecord:
+    """A value out of JSON as a record. InputError names the place and the first wrong field."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise InputError(f"{place}: {first_complaint(error)}; {way_out}") from None
+
+
+def first_complaint(error: ValidationError) -> str:
+    """The first thing that pydantic found wrong, in one line: dotted key, value, message."""
+    first = error.errors()[0]
+    if isinstance(first.get("ctx", {}).get("error"), InputError):
+        return str(first["ctx"]["error"])
+    place = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    message = first["msg"].removeprefix("Value error, ")
+    message = {
+        "tuple_type": "must be a list, such as '[\"a\", \"b\"]' or '[1, 2]'",
+        "missing": "is missing; it has no default",
+        "dict_type": "must be a table of keys",
+        "model_type": "must be a table of keys",
+    }.get(first["type"], message)
+    given = "" if isinstance(first["input"], dict | BaseModel) else f" = {first['input']!r}"
+    return f"{place}{given}: {message}" if place else message
