@@ -22,6 +22,18 @@ def test_the_papers_numbers():
     assert (study.model.rope_theta, study.model.rms_norm_eps, study.model.init_std) == (10_000, 1e-5, 0.02)
 
 
+def test_the_predecessor_preset_has_the_shape_of_its_model_cards():
+    study, _ = read_study("predecessor", [])
+    model = study.model
+    shape = (model.hidden_size, model.num_hidden_layers, model.num_attention_heads, model.context)
+    assert (study.data.vocab_size, *shape) == (65_536, 1024, 32, 32, 1024)
+    assert study.budget.targets == 17_000_000_000
+    assert study.targets_per_update == 262_144
+    # SwiGLU has three matrices of d x m. A GELU part of width 4 d has two of d x 4 d.
+    swiglu, gelu = 3 * 1024 * model.intermediate_size, 2 * 1024 * 4096
+    assert gelu <= swiglu <= 1.002 * gelu
+
+
 def test_every_value_has_an_origin():
     study, origins = read_study("quickstart", ["optimizer.peak_lr=1e-3", "arms.wide.interface=binary:width=14"])
     assert study.optimizer.peak_lr == 1e-3
