@@ -5,13 +5,21 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test lint soak mutation clean
 
 quickstart: $(READY)
 	$(BIN)/tokencodes compare quickstart --out runs/quickstart
 
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Hours, so not part of `test`: hundreds of kills, and hundreds of faults put into the source.
+soak: $(READY)
+	$(BIN)/python tools/soak_prepare.py
+	$(BIN)/python tools/soak_train.py
+
+mutation: $(READY)
+	$(BIN)/python tools/mutate.py --mutants 400 --report mutation.md
 
 lint: $(READY)
 	$(BIN)/ruff check .
