@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from tests import PATIENCE
+
 
 @dataclass
 class Rank:
@@ -72,7 +74,7 @@ def reap(children: list[Rank]) -> None:
                 child.told = _told(child, status)
 
 
-def wait(children: list[Rank], timeout: float = 120.0) -> list[dict[str, Any]]:
+def wait(children: list[Rank], timeout: float = PATIENCE) -> list[dict[str, Any]]:
     """Until all have ended; what each told. Whoever has not by then is killed, and told as `late`."""
     began = time.monotonic()
     while any(child.told is None for child in children):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import PATIENCE
 from tokencodes import checkpoint
 from tokencodes.errors import CodeMismatch, InputError
 from tokencodes.train.loop import Trainer
@@ -40,7 +41,7 @@ def test_kill_9_at_each_stage_of_a_write_loses_at_most_the_work_since_the_last_o
         [sys.executable, str(script), str(dataset.path), str(tmp_path), *STAGES],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE,
         cwd=Path(__file__).parent.parent,
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import pytest
 import tomli_w
 
 import tokencodes
+from tests import PATIENCE
 from tokencodes import checkpoint
 from tokencodes.cli import run
 from tokencodes.data.writer import ShardWriter
@@ -170,12 +171,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(preset, tmp_path):
     out = tmp_path / "run"
     arguments = ["-m", "tokencodes", "train", preset, "--out", str(out), "--arm", "gf2", "--set", "budget.targets=1000000"]
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not (out / "metrics.jsonl").is_file() or (out / "metrics.jsonl").read_text().count("\n") < 3:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
-    told, complaint = process.communicate(timeout=60)
+    told, complaint = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, complaint
     assert "everything up to here is saved" in told
     assert f"tokencodes train {preset} --out {out}" in told

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from tests import PATIENCE
 from tokencodes.cli import run
 from tokencodes.cli.submit import Job, Launch, Shape, batch_file, executor_of, seconds_of
 from tokencodes.train.corpus import foreign
@@ -81,7 +82,7 @@ def job_of(out: Path, command: tuple[str, ...], programs: Path) -> Job:
 def work(file: Path, monkeypatch: pytest.MonkeyPatch, work: str = "") -> "subprocess.CompletedProcess[str]":
     """Runs a batch file as Slurm would, with what torchrun is to do."""
     monkeypatch.setenv("FAKE_WORK", work)
-    return subprocess.run(["bash", str(file)], capture_output=True, text=True, timeout=60)
+    return subprocess.run(["bash", str(file)], capture_output=True, text=True, timeout=PATIENCE)
 
 
 def lines(file: Path) -> list[str]:
@@ -259,7 +260,7 @@ def test_times_are_read_as_slurm_reads_them(text, seconds):
     assert seconds_of(text) == seconds
 
 
-def until(held: "object", seconds: float = 30.0) -> None:
+def until(held: "object", seconds: float = PATIENCE) -> None:
     """Waits until something holds."""
     end = time.monotonic() + seconds
     while not held():  # type: ignore[operator]
@@ -279,7 +280,7 @@ def test_a_real_torchrun_trains_a_run_to_its_end(slurm, preset, tmp_path, monkey
     (tmp_path / "job.sh").write_text(batch_file(job).replace(f"export PATH={programs}:", f"export PATH={programs}:'{fake}':"))
     here = {**os.environ, "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "x", "FAKE": str(slurm)}
     done = subprocess.run(
-        ["bash", str(tmp_path / "job.sh")], env=here, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        ["bash", str(tmp_path / "job.sh")], env=here, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert f"done: {job.last}" in done.stdout

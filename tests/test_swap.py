@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import nn
 
+from tests import PATIENCE
 from tests.test_model import model_of
 from tokencodes.errors import InputError
 from tokencodes.swap import Boundary, boundary_of, interface_of, load_swapped, mount, save_swapped, swap_input
@@ -217,7 +218,7 @@ def test_lora_trains_beside_a_fixed_input(ids):
 def test_fsdp2_on_two_ranks_computes_what_one_does(tmp_path):
     script = Path(__file__).parent / "fsdp_two_ranks.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from tests import ranks
+from tests import PATIENCE, ranks
 from tests.conftest import tiny_study
 from tokencodes import checkpoint
 from tokencodes.data.dataset import Dataset
@@ -179,21 +179,19 @@ def lost(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     """A rank that is killed in the midst, and one that hangs."""
     told = {}
     for name, number in (("killed", signal.SIGKILL), ("hangs", signal.SIGSTOP)):
-        run = config(odd, "learned", engine={"timeout": 3.0}, budget={"targets": 10**6})
+        run = config(odd, "learned", engine={"timeout": 8.0}, budget={"targets": 10**6})
         pids = ranks.start(2, trained(run, folder / name, lambda trainer, rank: None))
         wait_for(folder / name / "metrics.jsonl", '"update": 5')
         pids[1].kill(number)
-        began = time.monotonic()
-        first = ranks.wait(pids[:1], 60)
-        told[name] = {"first": first[0], "seconds": time.monotonic() - began}
+        told[name] = {"first": ranks.wait(pids[:1])[0]}
         if number == signal.SIGSTOP:
             pids[1].kill()
-        ranks.wait(pids[1:], 10)
+        ranks.wait(pids[1:])
         told[name]["damage"] = [checkpoint.damage(one) for one in checkpoint.checkpoints(folder / name / "checkpoints")]
     return told
 
 
-def wait_for(path: Path, text: str, seconds: float = 60.0) -> None:
+def wait_for(path: Path, text: str, seconds: float = PATIENCE) -> None:
     """Until a file holds a text."""
     end = time.monotonic() + seconds
     while not (path.is_file() and text in path.read_text()):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import contents
 from tokencodes.cli import run
 from tokencodes.data.convert import PrepareOptions
@@ -67,7 +68,7 @@ class Process:
         self.pid = self._process.pid
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline and self._process.poll() is None, self._process.communicate()
             time.sleep(0.002)
@@ -83,7 +84,7 @@ class Process:
 
     def end(self) -> tuple[int, list[str]]:
         """Waits; gives exit status and the lines on standard error."""
-        _, errors = self._process.communicate(timeout=60)
+        _, errors = self._process.communicate(timeout=PATIENCE)
         return self._process.returncode, errors.splitlines()
 
 
@@ -113,7 +114,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pids: list[int], within: float = 10) -> bool:
+def gone(pids: list[int], within: float = PATIENCE) -> bool:
     deadline = time.monotonic() + within
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)

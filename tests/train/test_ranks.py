@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import PATIENCE
 from tokencodes.data.convert import PrepareOptions
 from tokencodes.data.prepare import prepare
 from tokencodes.data.text import read_documents
@@ -27,7 +28,7 @@ def told(texts, dataset, tmp_path_factory) -> dict:
         [sys.executable, "-W", "ignore", "tests/train_on_ranks.py", str(dataset.path), str(odd.path), str(folder / "runs")],
         capture_output=True,
         text=True,
-        timeout=560,
+        timeout=PATIENCE,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -113,12 +114,12 @@ def test_what_is_not_finite_on_one_rank_stops_all_before_the_update_and_is_named
         assert found["file"]["parameters_not_finite_themselves"] == ["model.layers.1.mlp.up_proj.weight"]
 
 
-@pytest.mark.parametrize(("kind", "seconds"), [("killed", 20), ("hangs", 40)])
-def test_a_rank_that_is_gone_or_hangs_ends_the_others_within_a_minute(told, kind, seconds):
+@pytest.mark.parametrize("kind", ["killed", "hangs"])
+def test_a_rank_that_is_gone_or_hangs_ends_the_others(told, kind):
+    """By an error of its own. A rank that only stops when the test's patience ends is `late`, and has no error."""
     found = told["lost"][kind]
     assert found["first"]["error"] == "CheckFailed"
     assert "rank 0 of 2: another rank is gone or hangs" in found["first"]["message"]
-    assert found["seconds"] < seconds
     assert set(found["damage"]) == {None}
 
 

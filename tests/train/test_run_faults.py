@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import PATIENCE
 from tests.conftest import tiny_study
 from tokencodes import checkpoint
 from tokencodes.cli import run as command
@@ -148,7 +149,7 @@ def test_parameters_in_bf16_need_no_launcher(dataset, tmp_path):
     preset = _as_preset(dataset, tmp_path)
     arguments = ["-m", "tokencodes", "train", str(preset), "--out", str(tmp_path / "run"), "--json"]
     told = ["--set", "engine.precision=bf16-parameters"]
-    done = subprocess.run([sys.executable, *arguments, *told], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, *arguments, *told], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["environment"]["dtype"] == "bf16-parameters"
     assert checkpoint.read_replay(checkpoint.find(tmp_path / "run")) is None
@@ -170,7 +171,7 @@ def test_a_handful_of_kills_on_one_rank_and_on_two_end_in_the_undisturbed_bits()
         [sys.executable, "-W", "ignore", "tools/soak_train.py", "--kills", "5", "--seed", "3"],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=PATIENCE,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

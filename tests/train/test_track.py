@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import PATIENCE
 from tests.conftest import tiny_study
 from tokencodes.errors import InputError
 from tokencodes.train import track
@@ -285,7 +286,9 @@ logs = SQLiteStorage.get_logs("tokencodes-my-system", "gf2-seed-1")
 print(json.dumps([len(runs), [[log["step"], "update/loss" in log, "heldout/loss" in log] for log in logs]]))
 """
     path = {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path / "home"), "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=path, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     runs, logs = json.loads(done.stdout)  # and nothing of trackio's own lines there
     assert runs == 1
