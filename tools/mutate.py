@@ -122,17 +122,20 @@ def functions_by_line(file: Path) -> dict[int, str]:
 
 
 class _Contexts:
-    """A pytest plugin: coverage's context is the test that runs, and its duration is noted."""
+    """A pytest plugin: coverage's context is the test that runs. Durations and failures are noted."""
 
     def __init__(self, coverage: Any) -> None:
         self.coverage = coverage
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.failed: set[str] = set()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.coverage.switch_context(nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] += report.duration
+        if report.failed:
+            self.failed.add(report.nodeid)
 
 
 def make_map(folder: Path) -> None:
@@ -143,10 +146,10 @@ def make_map(folder: Path) -> None:
     measured = coverage.Coverage(data_file=str(folder / "coverage.db"), source=[str(ROOT / SOURCE)])
     plugin = _Contexts(measured)
     measured.start()
-    status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(ROOT / "tests")], plugins=[plugin])
+    pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(ROOT / "tests")], plugins=[plugin])
     measured.stop()
-    if status != 0:
-        raise SystemExit(f"the tests fail without any fault (pytest exit {status}); mend them first")
+    if plugin.failed:
+        raise SystemExit(f"tests fail without any fault: {', '.join(sorted(plugin.failed))}; mend them first")
     data = measured.get_data()
     entered: dict[str, set[str]] = defaultdict(set)
     for name in data.measured_files():
