@@ -31,6 +31,9 @@ REFUSED = {
     "not JSON": b'{"text": "never ended',
     "no text": b'{"body": "text under another name"}',
     "null text": b'{"text": null}',
+    "text is a number": b'{"text": 7}',
+    "text is a list": b'{"text": ["words"]}',
+    "the row is a list": b'["words"]',
     "lone surrogate": b'{"text": "half a pair: \\ud83d"}',
     "not UTF-8": '{"text": "café, in Latin-1"}'.encode("latin-1"),
 }

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import shutil
+import subprocess
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,7 +45,13 @@ def test_a_text_file_is_one_document_and_a_byte_order_mark_is_no_text(tmp_path):
         (b'{"text": "\xff"}', "line 3: not UTF-8 (byte 0xff at 10)"),
         (b'{"body": "x"}', 'line 3: no "text" that is a string (no text)'),
         (b'{"text": null}', 'line 3: no "text" that is a string (null text)'),
-        (b'["x"]', 'line 3: no "text" that is a string (no text)'),
+        (b'["x"]', 'line 3: no "text" that is a string (the row is a list)'),
+        (b"null", 'line 3: no "text" that is a string (the row is null)'),
+        (b'{"text": 7}', 'line 3: no "text" that is a string (text is a number)'),
+        (b'{"text": 0.5}', 'line 3: no "text" that is a string (text is a number)'),
+        (b'{"text": true}', 'line 3: no "text" that is a string (text is true or false)'),
+        (b'{"text": ["x"]}', 'line 3: no "text" that is a string (text is a list)'),
+        (b'{"text": {"x": 1}}', 'line 3: no "text" that is a string (text is an object)'),
         (b'{"text": "\\ud800"}', "line 3: a lone surrogate at character 0 of the text"),
         (b'{"text": "x", "id": "\\udfff"}', "line 3: a lone surrogate at character 0 of the id"),
         (b'{"text": "x", "id": ' + b"9" * 5000 + b"}", "line 3: not JSON that can be read"),
@@ -129,6 +137,73 @@ def test_a_damaged_page_of_parquet_names_the_file(tmp_path):
     (tmp_path / "a.parquet").write_bytes(data)
     with pytest.raises(InputError, match=r"a.parquet: not readable as Parquet"):
         list(read_documents(tmp_path / "a.parquet"))
+
+
+def altered_page(path, checksums: bool):
+    """One letter of an uncompressed page is another letter, so that only a checksum can tell."""
+    table = pa.table({"text": [f"document {number} of this file" for number in range(200)]})
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(table, path, write_page_checksum=checksums, **options)
+    data = bytearray(path.read_bytes())
+    data[data.find(b"document 150")] = ord("D")
+    path.write_bytes(data)
+    return path
+
+
+def test_a_parquet_page_with_a_wrong_checksum_names_the_file(tmp_path):
+    path = altered_page(tmp_path / "a.parquet", checksums=True)
+    with pytest.raises(InputError) as caught:
+        list(read_documents(path))
+    assert str(caught.value).startswith(f"{path}: not readable as Parquet (could not verify page integrity")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parquet_page_without_a_checksum_can_be_altered_without_notice_as_the_docs_say(tmp_path):
+    documents = list(read_documents(altered_page(tmp_path / "a.parquet", checksums=False)))
+    assert documents[150].text == "Document 150 of this file"
+
+
+def test_a_parquet_value_that_python_cannot_hold_is_a_row_that_is_named(tmp_path):
+    dates = pa.array([1, 2**62], pa.timestamp("us"))
+    pq.write_table(pa.table({"text": ["fine", "not"], "id": dates}), tmp_path / "a.parquet")
+    found = list(read_rows(tmp_path / "a.parquet", Columns(), Position()))
+    assert found[0].text == "fine"
+    assert found[1].kind == "odd value"
+    assert "a.parquet, row 2: a value that cannot be read" in found[1].message
+
+
+def zstd(data: bytes) -> bytes:
+    """A frame with a checksum of its contents, as the program `zstd` writes it."""
+    if shutil.which("zstd") is None:
+        pytest.skip("needs the program zstd")
+    return subprocess.run(["zstd", "-q", "--check", "-c"], input=data, capture_output=True, check=True).stdout
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    changed = bytearray(data)
+    changed[place] ^= 1
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd])
+def test_an_archive_is_believed_only_whole(compress, tmp_path):
+    rows = b"".join(json.dumps({"text": f"document {number}"}).encode() + b"\n" for number in range(300))
+    whole = compress(rows)
+    path = tmp_path / ("a.jsonl.gz" if compress is gzip.compress else "a.jsonl.zst")
+    in_checksum = -6 if compress is gzip.compress else -1
+    for damaged in (whole[:-1], whole[:-4], whole[: len(whole) // 2], b"", flipped(whole, in_checksum), whole + b"more"):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=rf"{path.name}.*take a new copy"):
+            list(read_documents(path))
+    path.write_bytes(whole + whole)
+    assert len(list(read_documents(path))) == 600
+
+
+def test_a_line_that_ends_in_the_midst_is_not_json(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", ROWS)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(InputError, match="line 3: not JSON"):
+        list(read_documents(path))
 
 
 def test_a_file_in_latin_1_is_refused_as_such(tmp_path):

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokencodes.errors import InputError
+from tokencodes.errors import InputError, first_line
 
 LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
 SUFFIXES = (*LINES, ".txt", ".parquet")
@@ -84,6 +84,9 @@ def read_rows(path: Path, columns: Columns, position: Position) -> Iterator[Docu
 
 
 def _unpacked(path: Path, raw: BinaryIO) -> Iterable[bytes]:
+    """The lines of a file. Each reader checks what its archive has: gzip its CRC-32 and length, zstd its frames' checksums."""
+    if path.name.endswith((".gz", ".zst")) and not path.stat().st_size:
+        raise InputError(f"{path}: empty, and even an archive of nothing has a header; take a new copy")
     if path.name.endswith(".gz"):
         return gzip.GzipFile(fileobj=raw)
     if path.name.endswith(".zst"):
@@ -123,7 +126,7 @@ def _row(line: bytes, place: str, columns: Columns) -> Document | Refusal:
 def _document(row: Any, place: str, columns: Columns, notes: tuple[str, ...] = ()) -> Document | Refusal:
     text = _pick(row, columns.text)
     if not isinstance(text, str):
-        kind = "null text" if text is None and _has(row, columns.text) else "no text"
+        kind = _why_no_text(row, text, columns.text)
         return Refusal(
             kind, f'{place}: no "{columns.text}" that is a string ({kind}); mend or remove it, or name another text column'
         )
@@ -141,6 +144,21 @@ def _document(row: Any, place: str, columns: Columns, notes: tuple[str, ...] = (
                 "lone surrogate", f"{place}: a lone surrogate at character {lone} of the {part}; mend or remove the line"
             )
     return Document(text, parts["id"], parts["source"], notes)
+
+
+def _why_no_text(row: Any, text: Any, dotted: str) -> str:
+    """The kind of a row whose text is no string: its text is missing, is null, or is a value of another type."""
+    if not isinstance(row, dict):
+        return f"the row is {_type_name(row)}"
+    if text is None:
+        return "null text" if _has(row, dotted) else "no text"
+    return f"text is {_type_name(text)}"
+
+
+def _type_name(value: Any) -> str:
+    """What JSON calls the type of a value; for other values, such as dates in Parquet, what Python calls it."""
+    names = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", str: "a string"}
+    return "null" if value is None else names.get(type(value), type(value).__name__)
 
 
 def printable(name: str) -> str:
@@ -170,7 +188,8 @@ def _parquet(path: Path, columns: Columns, position: Position) -> Iterator[Docum
     size = path.stat().st_size
     try:
         # Without pre-buffering, pages are read as they are needed, so that a row group may be of any size.
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+        # pyarrow compares a page with its checksum only where that is asked for.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as file:
             wanted = {dotted.split(".")[0] for dotted in (columns.text, columns.id, columns.source) if dotted}
             names = file.schema_arrow.names
             if columns.text.split(".")[0] not in names:
@@ -180,35 +199,39 @@ def _parquet(path: Path, columns: Columns, position: Position) -> Iterator[Docum
                     raise InputError(f"{path}: no column {dotted!r} among {', '.join(names)}; name one that is there")
             row, rows = 0, file.metadata.num_rows
             for batch in file.iter_batches(PARQUET_ROWS, columns=[name for name in names if name in wanted]):
-                for record in _records(batch, columns.text):
+                for record in _records(batch):
                     row += 1
                     place = f"{path}, row {row}"
-                    yield (
-                        record
-                        if isinstance(record, Document)
-                        else (
-                            Refusal("not UTF-8", f"{place}: not UTF-8; mend or remove the row")
-                            if record is None
-                            else _document(record, place, columns)
-                        )
-                    )
+                    if isinstance(record, ValueError | OverflowError):
+                        yield _unreadable(record, place)
+                    else:
+                        yield _document(record, place, columns)
                 position.at = size * row // max(1, rows)
+            if row != rows:
+                raise InputError(f"{path}: its footer promises {rows:,} rows and {row:,} are there; take a new copy")
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise InputError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]}); take a new copy") from None
 
 
-def _records(batch: pa.RecordBatch, text: str) -> Iterator[dict[str, Any] | None]:
-    """The rows of a batch as Python values; None for one whose text is not UTF-8."""
+def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | ValueError | OverflowError]:
+    """The rows of a batch as Python values; the error of a row that has none, as text that is not UTF-8."""
     try:
         yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for place in range(batch.num_rows):
+    except (ValueError, OverflowError):  # of a value somewhere in the batch, before any row came out
+        for number in range(batch.num_rows):
             try:
-                yield batch.slice(place, 1).to_pylist()[0]
-            except UnicodeDecodeError:
-                yield None
+                record = batch.slice(number, 1).to_pylist()[0]
+            except (ValueError, OverflowError) as error:
+                record = error
+            yield record
+
+
+def _unreadable(error: ValueError | OverflowError, place: str) -> Refusal:
+    if isinstance(error, UnicodeDecodeError):
+        return Refusal("not UTF-8", f"{place}: not UTF-8; mend or remove the row")
+    return Refusal("odd value", f"{place}: a value that cannot be read ({first_line(error)}); mend or remove the row")
 
 
 def _decode(data: bytes, place: str) -> tuple[str, tuple[str, ...]] | Refusal:
