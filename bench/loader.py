@@ -19,6 +19,7 @@ import numpy as np
 from text import documents
 
 from tokencodes.data.encode import engine_for
+from tokencodes.data.entries import ShardEntry
 from tokencodes.data.loader import Loader
 from tokencodes.data.mixture import Sampling
 from tokencodes.data.sampler import PackedSampler, PaperSampler, Sampler, TokenUniformSampler
@@ -84,9 +85,10 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from tokencodes.data.sampler import PaperSampler
+from tokencodes.data.entries import ShardEntry
 from tokencodes.data.shards import Shard
 from tokencodes.data.windows import read_windows
-entry = dict(split="train", documents=int(sys.argv[2]), tokens=0, longest=10**9, checksums_sha256=sys.argv[3])
+entry = ShardEntry.model_validate_json(sys.argv[2])
 began = time.perf_counter()
 shard = Shard(Path(sys.argv[1]), entry)
 read_windows([shard], PaperSampler([shard], 2048, 1, 2, 8192), np.arange(1))
@@ -109,7 +111,7 @@ def main() -> None:
         large = shards[asked.documents]
         size = (large.path / "tokens.npy").stat().st_size
         print(f"largest shard: {asked.documents:,} documents, {large.tokens:,} tokens, {size / 1e9:.2f} GB")
-        told = [sys.executable, "-c", FIRST, str(large.path), str(asked.documents), large._checksums_sha256]
+        told = [sys.executable, "-c", FIRST, str(large.path), _entry(large).model_dump_json()]
         first = float(subprocess.run(told, capture_output=True, check=True).stdout)
         print(f"its first window, seconds after the imports: {first:.3f}")
         print("microseconds a window to draw (medians)   documents x first index")
@@ -140,14 +142,15 @@ def main() -> None:
         print(f"anonymous memory: {anonymous() - before:,.0f} MB more than before the samplers")
 
 
-def _entry(shard: Shard) -> dict[str, object]:
-    return {
-        "split": "train",
-        "documents": shard.documents,
-        "tokens": shard.tokens,
-        "longest": shard.longest,
-        "checksums_sha256": shard._checksums_sha256,
-    }
+def _entry(shard: Shard) -> ShardEntry:
+    return ShardEntry(
+        path=shard.path.name,
+        split="train",
+        documents=shard.documents,
+        tokens=shard.tokens,
+        longest=shard.longest,
+        checksums_sha256=shard._checksums_sha256,
+    )
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def same_ids(dataset: Path, peer: Path) -> int:
     """How many documents have other ids than the peer's."""
     different = 0
     found = Dataset(dataset)
-    for number, source in enumerate(sorted(entry["name"] for entry in found.manifest["sources"])):
+    for number, source in enumerate(sorted(entry.name for entry in found.manifest.sources)):
         tokens = np.fromfile(peer / f"{number:05d}_unshuffled.ds", dtype="<u2")
         ends = np.fromfile(peer / f"{number:05d}_unshuffled.ds.index", dtype="<u8").astype(np.int64)
         theirs = {bytes(tokens[a:b].tobytes()) for a, b in zip(np.append(0, ends[:-1]), ends, strict=True)}

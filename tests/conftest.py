@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokencodes.data.convert import PrepareOptions
 from tokencodes.data.dataset import Dataset
+from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import prepare
 from tokencodes.data.text import read_documents
 from tokencodes.data.tokenizer import train_tokenizer

@@ -9,9 +9,12 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokencodes.errors import InputError
+from tokencodes.errors import InputError, first_line
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LOCK = ".lock"
 CERTIFICATE, CARD = "certificate.json", "README.md"
@@ -81,6 +84,27 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
                 f"{path}, line {number}: damaged ({error.msg}); take a copy, or remove it and make it anew"
             ) from None
     return records
+
+
+def map_array(path: Path) -> "np.memmap[Any, Any]":
+    """The array of an .npy file, mapped read-only. Nothing is unpickled, and nothing of the size in its header is allocated.
+
+    InputError: the file is no such array, or has other bytes than its header promises.
+    """
+    import numpy as np
+
+    with path.open("rb") as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise InputError(f"{path}: not an .npy array; take a new copy, or make it anew")
+    try:
+        with np.errstate(over="ignore"):
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # whatever numpy, Python's tokenizer or the system make of a damaged header
+        raise InputError(f"{path}: damaged ({first_line(error)}); take a new copy, or make it anew") from None
+    size = path.stat().st_size
+    if found.offset + found.nbytes != size:
+        raise InputError(f"{path}: {size:,} bytes, not those that its header promises; take a new copy, or make it anew")
+    return found  # type: ignore[no-any-return]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

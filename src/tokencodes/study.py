@@ -225,7 +225,7 @@ def _facts(study: StudyConfig, dataset: Corpus) -> dict[str, Any]:
             "fingerprint": dataset.fingerprint,
             "tokenizer_sha256": dataset.tokenizer_sha256,
             "vocab_size": dataset.vocab_size,
-            "inputs": [source["input"]["file"] for one in dataset.datasets for source in one.manifest["sources"]],
+            "inputs": [source.input.file for one in dataset.datasets for source in one.manifest.sources],
             "least_tokens": least + 1,
             "shares": [f"{quota} from {one.path}" for one, quota in zip(dataset.datasets, dataset.quotas, strict=True)]
             if isinstance(dataset, Mixture)

@@ -1,6 +1,8 @@
 """Codebooks by the paper's facts, by property, and against golden hashes that must never move."""
 
+import io
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokencodes.cli import run
 from tokencodes.codes import InterfaceSpec, assign, build_codebook, gf2
 from tokencodes.codes.codebook import array_sha256, collisions, matrix_hash, read_matrix
 from tokencodes.errors import InputError
@@ -118,9 +121,16 @@ def test_a_given_order_is_checked_and_used():
     [
         ("1 0\n1 0", "rows 1 and 2 are equal"),
         ("1 1 0\n0 1 1\n1 0 1", "its rank over GF(2) is 2"),
-        ("1 2\n0 1", "rows of 0 and 1 only"),
+        ("1 2\n0 1", "2.0 in row 1, column 2; only 0 and 1 are possible"),
+        ("1 0\n0 nan", "nan in row 2, column 2; only 0 and 1 are possible"),
+        ("1 0\n0 1\n0 0.5", "0.5 in row 3, column 2"),
         ("1 0 1\n0 1 1", "2 rows of 3"),
         ("1 x\n0 1", "not a table of numbers"),
+        ("1 0\n0 1 1", "not a table of numbers"),
+        ("", "0 bytes; a matrix has at least 1"),
+        ("\n\n# 1 0\n", "no numbers in it"),
+        ("caf\u00e9", "not text (byte 0xc3 at 3)"),
+        ("1 " * 5000, "1 rows of 5,000; a square matrix of at most 4,096 rows"),
     ],
 )
 def test_a_matrix_file_that_does_not_fit_is_refused(rows, complaint, tmp_path):
@@ -129,6 +139,107 @@ def test_a_matrix_file_that_does_not_fit_is_refused(rows, complaint, tmp_path):
         read_matrix(tmp_path / "m.txt")
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class Bomb:
+    """What would run when it is unpickled."""
+
+    def __reduce__(self):
+        return (Path.touch, (Path("bomb-went-off"),))
+
+
+def npy(shape: str, descr: str = "'<i8'") -> bytes:
+    """An .npy file with this header, and room for one number."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
+
+
+def saved(array) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=True)
+    return buffer.getvalue()
+
+
+def zipped(array) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, array)
+    return buffer.getvalue()
+
+
+ODD_FILES = {
+    "empty": (b"", "0 bytes"),
+    "garbage": (bytes(range(256)) * 9, "not an .npy array"),
+    "a pickle": (pickle.dumps(Bomb()), "not an .npy array"),
+    "an .npz archive": (zipped(np.eye(3)), "not an .npy array"),
+    "objects": (saved(np.array([[Bomb()]], dtype=object)), "damaged (Array can't be memory-mapped"),
+    "cut in the header": (saved(np.eye(3))[:40], "damaged ("),
+    "cut in the numbers": (saved(np.eye(3))[:-8], "damaged ("),
+    "longer than its header says": (saved(np.eye(3)) + b"more", "not those that its header promises"),
+    "a header that does not end": (npy("(")[:100] + bytes(60), "damaged ("),
+    "a header with a name": (npy("(1, 1)", "open"), "damaged ("),
+    "a huge shape": (npy("(3000000000, 3000000000)"), "damaged ("),
+    "a shape beyond numbers": (npy(f"({'9' * 30}, 1)"), "damaged ("),
+    "a negative shape": (npy("(-1, -1)"), "damaged ("),
+    "one dimension": (saved(np.ones(9)), "1 dimensions of type float64"),
+    "three dimensions": (saved(np.ones((2, 2, 2))), "3 dimensions of type float64"),
+    "complex numbers": (saved(np.eye(3, dtype=complex)), "2 dimensions of type complex128"),
+    "words": (saved(np.array([["1"]])), "2 dimensions of type <U1"),
+    "no rows": (saved(np.ones((0, 0))), "0 rows of 0"),
+    "not a number": (saved(np.full((2, 2), np.nan)), "nan in row 1, column 1"),
+    "negative numbers": (saved(-np.eye(2)), "-1.0 in row 1, column 1"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_FILES)
+def test_a_damaged_matrix_file_is_one_line_and_runs_nothing(kind, tmp_path, monkeypatch):
+    data, complaint = ODD_FILES[kind]
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "m.npy"
+    path.write_bytes(data)
+    with pytest.raises(InputError) as caught:
+        read_matrix(path)
+    assert str(path) in str(caught.value)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "bomb-went-off").exists()
+
+
+@pytest.mark.parametrize("name", ["m.npy", "m.txt"])
+def test_a_matrix_that_is_no_file_is_one_line(name, tmp_path, capsys):
+    command = ["codes", f"gf2:matrix={tmp_path / name}", "--vocab", "300"]
+    assert run(command) == 2
+    assert capsys.readouterr().err == f"tokencodes: matrix={tmp_path / name}: no such file\n"
+    (tmp_path / name).mkdir()
+    assert run(command) == 2
+    assert capsys.readouterr().err == f"tokencodes: matrix={tmp_path / name}: not a file; name a text file or an .npy array\n"
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32, np.bool_])
+def test_a_matrix_of_any_type_of_number_is_the_same_matrix(dtype, tmp_path):
+    drawn = gf2.draw_matrix(9, 7, 4)
+    for order in ("C", "F"):
+        np.save(tmp_path / "m.npy", np.asarray(drawn, dtype=dtype, order=order))
+        given = read_matrix(tmp_path / "m.npy")
+        assert given["matrix"].tolist() == drawn.tolist()
+        assert given["offset"].tolist() == [0] * 9
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("offset", np.zeros(8, dtype=np.uint8)),
+        ("offset", np.full(9, 2, dtype=np.uint8)),
+        ("offset", np.zeros((9, 1), dtype=np.uint8)),
+        ("offset", np.zeros(9, dtype=np.float64)),
+        ("matrix", np.full((9, 9), 3, dtype=np.uint8)),
+        ("matrix", np.eye(9)),
+        ("matrix", np.zeros(81, dtype=np.uint8)),
+    ],
+)
+def test_a_given_matrix_or_offset_of_something_else_is_refused(name, array):
+    given = {"matrix": gf2.draw_matrix(9, 7, 4), "offset": np.zeros(9, dtype=np.uint8), name: array}
+    with pytest.raises(InputError, match=rf"{name}: .* numbers 0 and 1 of type uint8 are needed"):
+        build_codebook(InterfaceSpec("gf2", matrix=matrix_hash(given)), 320, given)
 
 
 def test_a_matrix_from_a_file_is_used_with_its_offset(tmp_path):

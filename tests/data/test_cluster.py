@@ -14,10 +14,11 @@ from tests.conftest import contents
 from tokencodes.cli import run
 from tokencodes.data import convert as converting
 from tokencodes.data.cluster import ConvertStep, SealStep, submit_to_slurm
-from tokencodes.data.convert import Job, PrepareOptions, clean, convert
+from tokencodes.data.convert import Job, clean, convert
 from tokencodes.data.dataset import Dataset
 from tokencodes.data.encode import engine_for
 from tokencodes.data.inputs import find_inputs
+from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import Means, make_jobs, prepare, start
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError

@@ -313,10 +313,6 @@ def test_a_tokenizer_is_encoded_exactly_and_by_the_library_where_its_rules_are_u
     assert ids.tolist() == [id for one in expected for id in one]
 
 
-def test_a_tokenizer_whose_merges_drop_out_is_left_to_the_library(files, tmp_path):
-    assert type(engine_for(changed(files["plain"], tmp_path / "t.json", model_with(dropout=0.1)))) is ReferenceEncoder
-
-
 def test_every_document_of_the_real_texts_has_the_ids_that_the_library_gives_it(real_data, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     encoder = engine_for(TokenizerFile(real_data / "tokenizer" / "smollm2.json"))

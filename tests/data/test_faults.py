@@ -19,7 +19,7 @@ import pytest
 from tests import PATIENCE
 from tests.conftest import contents
 from tokencodes.cli import run
-from tokencodes.data.convert import PrepareOptions
+from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import prepare
 from tokencodes.data.text import read_documents
 from tokencodes.files import LOCK

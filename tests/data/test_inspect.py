@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tokencodes.data.convert import PrepareOptions
 from tokencodes.data.inspect import EDGES, inspect
 from tokencodes.data.mixture import build_sampler
+from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import prepare
 
 CONTEXT = 128

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.data.test_sampler import Lengths, drawn
-from tokencodes.data.convert import PrepareOptions
 from tokencodes.data.dataset import Dataset
 from tokencodes.data.mixture import BLOCK, Mixture, MixtureSampler, build_sampler, quotas
+from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import prepare
 from tokencodes.data.sampler import PackedSampler, PaperSampler
 from tokencodes.data.tokenizer import train_tokenizer

@@ -9,6 +9,7 @@ import pytest
 
 from tokencodes.data import shards as module
 from tokencodes.data.dataset import Dataset
+from tokencodes.data.entries import ShardEntry
 from tokencodes.data.shards import Shard
 from tokencodes.errors import InputError
 
@@ -26,6 +27,26 @@ def read_everything(dataset: Dataset) -> None:
         for shard in again.shards(side):
             list(shard.ids())
             shard.verify_all()
+
+
+def entry_of(shard: Shard) -> ShardEntry:
+    """The manifest's entry of a shard whose checksums were written anew."""
+    return ShardEntry(
+        path=shard.path.name,
+        split=shard.split,
+        documents=shard.documents,
+        tokens=shard.tokens,
+        longest=shard.longest,
+        checksums_sha256=hashlib.sha256((shard.path / module.CHECKSUMS).read_bytes()).hexdigest(),
+    )
+
+
+def in_small_blocks(shard: Shard, monkeypatch) -> ShardEntry:
+    """Writes the checksums of a shard for blocks of 256 bytes."""
+    monkeypatch.setattr(module, "BLOCK", 256)
+    sums = {name: module.block_sums(shard.path / name) for name in (module.TOKENS, module.OFFSETS, module.DOCUMENTS)}
+    (shard.path / module.CHECKSUMS).write_text(json.dumps(sums))
+    return entry_of(shard)
 
 
 def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy):
@@ -61,16 +82,7 @@ def test_a_missing_or_shortened_file_is_named(copy, name):
 
 def test_blocks_are_verified_when_they_are_first_touched(copy, monkeypatch):
     folder = copy.shards("train")[0].path
-    monkeypatch.setattr(module, "BLOCK", 256)
-    sums = {name: module.block_sums(folder / name) for name in (module.TOKENS, module.OFFSETS, module.DOCUMENTS)}
-    (folder / module.CHECKSUMS).write_text(json.dumps(sums))
-    entry = {
-        "split": "train",
-        "documents": 1,
-        "tokens": 1,
-        "longest": 1,
-        "checksums_sha256": hashlib.sha256(json.dumps(sums).encode()).hexdigest(),
-    }
+    entry = in_small_blocks(copy.shards("train")[0], monkeypatch)
     data = bytearray((folder / module.TOKENS).read_bytes())
     data[256 * 3 + 5] ^= 1
     (folder / module.TOKENS).write_bytes(data)
@@ -103,17 +115,7 @@ def test_a_folder_without_manifest_is_no_dataset(tmp_path):
 
 def test_a_span_is_refused_exactly_if_it_touches_the_damaged_block(copy, monkeypatch):
     folder = copy.shards("train")[0].path
-    monkeypatch.setattr(module, "BLOCK", 256)
-    sums = {name: module.block_sums(folder / name) for name in (module.TOKENS, module.OFFSETS, module.DOCUMENTS)}
-    text = json.dumps(sums)
-    (folder / module.CHECKSUMS).write_text(text)
-    entry = {
-        "split": "train",
-        "documents": 1,
-        "tokens": 1,
-        "longest": 1,
-        "checksums_sha256": hashlib.sha256(text.encode()).hexdigest(),
-    }
+    entry = in_small_blocks(copy.shards("train")[0], monkeypatch)
     data = bytearray((folder / module.TOKENS).read_bytes())
     data[512 + 100] ^= 1  # the third block
     (folder / module.TOKENS).write_bytes(data)

@@ -13,10 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import contents
-from tokencodes.data.convert import EMPTY, NOTED, SHORT, Job, PrepareOptions, convert
+from tokencodes.data.convert import Job, convert
+from tokencodes.data.counts import EMPTY, NOTED, SHORT
 from tokencodes.data.dataset import Dataset
 from tokencodes.data.encode import ReferenceEncoder, engine_for
 from tokencodes.data.inputs import Input, find_inputs
+from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import Means, prepare
 from tokencodes.data.text import BYTE_ORDER_MARK, read_documents
 from tokencodes.data.tokenizer import TokenizerFile
@@ -83,21 +85,21 @@ def test_a_line_that_is_no_document_stops_the_work_and_is_named(kind, texts, tok
 
 def test_skipped_lines_are_counted_by_kind_and_every_good_document_is_kept(faulty, texts, tokenizer_path, tmp_path):
     found = prepare([str(faulty)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.3, on_error="skip"))
-    (source,) = found.manifest["sources"]
-    counts = source["counts"]
+    (source,) = found.manifest.sources
+    counts = source.counts
     good = {document.id: document.text for document in read_documents(texts / "austen.jsonl")}
     strange = {json.loads(line.decode("utf-8-sig"))["id"]: text for line, text in STRANGE.values()}
     assert named_texts(found) == good | strange
-    assert counts["dropped"] == {kind: often for often, kind in enumerate(REFUSED, 1)} | {EMPTY: 2}
-    assert counts["noted"] == dict.fromkeys(STRANGE, 1)
-    assert counts["kept"] == len(good) + len(strange)
-    assert counts["documents"] == counts["kept"] + sum(counts["dropped"].values())
-    assert counts["text_bytes"] == sum(len(text.encode()) for text in (good | strange).values())
+    assert counts.dropped == {kind: often for often, kind in enumerate(REFUSED, 1)} | {EMPTY: 2}
+    assert counts.noted == dict.fromkeys(STRANGE, 1)
+    assert counts.kept == len(good) + len(strange)
+    assert counts.documents == counts.kept + sum(counts.dropped.values())
+    assert counts.text_bytes == sum(len(text.encode()) for text in (good | strange).values())
 
 
 def test_the_first_of_each_kind_is_told_by_file_and_line(faulty, tokenizer_path, tmp_path):
     found = prepare([str(faulty)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.3, on_error="skip"))
-    examples = found.manifest["sources"][0]["counts"]["examples"]
+    examples = found.manifest.sources[0].counts.examples
     lines = faulty.read_bytes().splitlines()
     assert examples.keys() == {*REFUSED, EMPTY}
     for kind, line in REFUSED.items():
@@ -118,8 +120,8 @@ def test_empty_and_strange_documents_do_not_stop_the_work(texts, tokenizer_path,
     path.write_bytes(b"\n".join([EMPTY_LINE, *(line for line, _ in STRANGE.values())]))
     found = prepare([str(path)], tokenizer_path, tmp_path / "data", WHOLE_TRAIN)
     assert list(named_texts(found).values()) == [text for _, text in STRANGE.values()]
-    counts = found.manifest["sources"][0]["counts"]
-    assert (counts["dropped"], counts["noted"]) == ({EMPTY: 1}, dict.fromkeys(STRANGE, 1))
+    counts = found.manifest.sources[0].counts
+    assert (counts.dropped, counts.noted) == ({EMPTY: 1}, dict.fromkeys(STRANGE, 1))
 
 
 def test_documents_below_the_least_length_are_dropped_and_counted(texts, tokenizer_path, tmp_path):
@@ -130,10 +132,10 @@ def test_documents_below_the_least_length_are_dropped_and_counted(texts, tokeniz
     found = prepare([str(path)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0, min_tokens=least))
     kept = [document.id for document, length in zip(documents, lengths, strict=True) if length >= least]
     assert list(named_texts(found)) == kept
-    counts = found.manifest["sources"][0]["counts"]
+    counts = found.manifest.sources[0].counts
     first = next(number for number, length in enumerate(lengths) if length < least)
-    assert counts["dropped"] == {SHORT: len(documents) - len(kept)}
-    assert counts["examples"] == {SHORT: f"sotu.jsonl:{first}"}
+    assert counts.dropped == {SHORT: len(documents) - len(kept)}
+    assert counts.examples == {SHORT: f"sotu.jsonl:{first}"}
 
 
 # An input that does not hold still

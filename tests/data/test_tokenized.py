@@ -9,9 +9,9 @@ from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.tokens import DocumentTokenizer
 
 from tests.conftest import VOCAB
-from tokencodes.data.convert import PrepareOptions
 from tokencodes.data.dataset import Dataset
 from tokencodes.data.inputs import find_inputs
+from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import Means, prepare
 from tokencodes.data.split import split_of
 from tokencodes.data.text import Document, read_documents
@@ -67,9 +67,9 @@ def test_what_datatrove_tokenized_gives_the_ids_that_the_texts_give(
     whole = prepare([str(texts)], tokenizer_path, tmp_path / "texts", options)
     found = prepare([str(tokenized[eos])], tokenizer_path, tmp_path / "tokenized", options)
     assert ids_of(found) == ids_of(whole)
-    assert len(found.manifest["sources"]) == len(whole.manifest["sources"]) == 2
-    for here, there in zip(found.manifest["sources"], whole.manifest["sources"], strict=True):
-        assert (here["counts"]["documents"], here["counts"]["kept"]) == (there["counts"]["documents"], there["counts"]["kept"])
+    assert len(found.manifest.sources) == len(whole.manifest.sources) == 2
+    for here, there in zip(found.manifest.sources, whole.manifest.sources, strict=True):
+        assert (here.counts.documents, here.counts.kept) == (there.counts.documents, there.counts.kept)
 
 
 @pytest.mark.parametrize("eos", [None, END_OF_TEXT])
@@ -78,9 +78,9 @@ def test_bytes_of_text_are_counted_from_the_ids_and_what_ends_a_document_is_none
 ):
     whole = prepare([str(texts)], tokenizer_path, tmp_path / "texts", ALL)
     found = prepare([str(tokenized[eos])], tokenizer_path, tmp_path / "tokenized", ALL)
-    for here, there in zip(found.manifest["sources"], whole.manifest["sources"], strict=True):
-        for key in ("text_bytes", "token_bytes"):
-            assert here["counts"][key] == there["counts"][key] > 0
+    for here, there in zip(found.manifest.sources, whole.manifest.sources, strict=True):
+        assert here.counts.text_bytes == there.counts.text_bytes > 0
+        assert here.counts.token_bytes == there.counts.token_bytes > 0
 
 
 def test_batches_of_any_size_give_the_same_bytes(tokenized, tokenizer_path, tmp_path):
@@ -164,8 +164,8 @@ def test_a_file_without_a_whole_index_stops_the_work_and_leaves_no_dataset(token
 def test_documents_without_text_are_left_out_and_counted_as_those_of_texts_are(tokenizer_path, tmp_path):
     found = prepare([str(write(tmp_path / "a.ds", [5, 6, 0, 0, 7], [3, 3, 4, 5]))], tokenizer_path, tmp_path / "data", ALL)
     assert ids_of(found) == [[5, 6, 0], [7, 0]]
-    counts = found.manifest["sources"][0]["counts"]
-    assert (counts["documents"], counts["kept"], counts["dropped"]) == (4, 2, {"empty text": 2})
+    counts = found.manifest.sources[0].counts
+    assert (counts.documents, counts.kept, counts.dropped) == (4, 2, {"empty text": 2})
 
 
 def test_the_same_ids_with_documents_that_end_elsewhere_are_another_input(tokenizer_path, tmp_path):

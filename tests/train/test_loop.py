@@ -169,7 +169,7 @@ def test_another_configuration_or_dataset_in_the_same_folder_is_refused(study, d
     shutil.copytree(undisturbed["gf2"], tmp_path / "gf2")
     (tmp_path / "gf2" / "result.json").unlink()
     monkey = type(dataset)(dataset.path)
-    monkey.manifest = {**monkey.manifest, "fingerprint": "0" * 64}
+    monkey.manifest = monkey.manifest.model_copy(update={"fingerprint": "0" * 64})
     with pytest.raises(InputError, match="trained on another dataset"):
         train(study.run("gf2", 1), monkey, tmp_path / "gf2", Silent())
 

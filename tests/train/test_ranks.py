@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import PATIENCE
-from tokencodes.data.convert import PrepareOptions
+from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import prepare
 from tokencodes.data.text import read_documents
 from tokencodes.data.tokenizer import train_tokenizer

@@ -5,7 +5,7 @@ import torch
 
 from tests.conftest import tiny_study
 from tests.train.test_loop import StopAfter, records, weights
-from tokencodes.data.convert import PrepareOptions
+from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import prepare
 from tokencodes.data.windows import IGNORE
 from tokencodes.errors import InputError
@@ -97,6 +97,11 @@ def test_the_ledger_finds_text_that_was_prepared_beside_a_run_and_refuses_other_
     prepare([str(texts)], dataset.tokenizer.path, tmp_path / "study" / "data", PrepareOptions(validation=0.3))
     with pytest.raises(InputError, match="not the text of"):
         read_ledger(tmp_path / "study" / "gf2" / "seed-1", 1)
+    result = tmp_path / "study" / "gf2" / "seed-1" / "result.json"
+    for text in ("{}", "[]", "null", '{"dataset_fingerprint": 7}', "not JSON"):
+        result.write_text(text)
+        with pytest.raises(InputError, match=r"result\.json: damaged"):
+            read_ledger(tmp_path / "study" / "gf2" / "seed-1", 1)
 
 
 def test_a_dataset_and_a_mixture_together_are_refused(dataset, tmp_path):

@@ -1,6 +1,7 @@
 """Commands that work on text: tokenizer, prepare, inspect, ledger. None of them loads torch before it must."""
 
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +13,7 @@ from tokencodes.errors import InputError
 
 if TYPE_CHECKING:
     from tokencodes.data.dataset import Dataset
+    from tokencodes.data.entries import Moved
     from tokencodes.data.inspect import Inspection
 
 Inputs = Annotated[
@@ -31,7 +33,7 @@ def tokenizer(
     as_json: Json = False,
 ) -> None:
     """Train a byte-level BPE on the training documents."""
-    from tokencodes.data.convert import PrepareOptions
+    from tokencodes.data.options import PrepareOptions
     from tokencodes.data.text import Columns
     from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
     from tokencodes.train.corpus import resolve_inputs, training_texts
@@ -64,7 +66,7 @@ def prepare(
     on_error: Annotated[
         Literal["stop", "skip"] | None, typer.Option(help="What cannot be a document: an error, or left out and counted.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one input at a time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=1 << 16, help="Processes, each with one input at a time.")] = 1,
     tokenizer_engine: Annotated[
         Literal["cached", "reference"], typer.Option(help="cached: same ids, faster; reference: the tokenizers library alone.")
     ] = "cached",
@@ -82,8 +84,8 @@ def prepare(
     from tokencodes.data.prepare import Means
     from tokencodes.train.corpus import Asked, prepare_asked
 
-    if not 0 < batch_mb < 1 << 20:
-        raise InputError(f"--batch-mb {batch_mb}: it must be a positive number of megabytes")
+    if not 0 < batch_mb <= 1 << 20:
+        raise InputError(f"--batch-mb {batch_mb}: it must be above 0, and at most {1 << 20:,} megabytes")
     say = observer(as_json).say
     asked_for = {
         "validation": validation,
@@ -104,21 +106,50 @@ def prepare(
     if dataset is None:
         emit(as_json, {"done": False, "out": str(out)}, f"Submitted. When the jobs are done, this seals it:\n  {again()}")
         return
-    tokens, counts = sum(shard.tokens for shard in dataset.own_shards), dataset.counts
-    told = {key: counts[key] for key in ("documents", "kept", "dropped", "noted")}
-    named = {"dataset": str(dataset.path), "fingerprint": dataset.fingerprint, "tokens": tokens}
-    emit(as_json, {"done": True, **named, **told}, _told(dataset, tokens))
+    emit(as_json, {"done": True, **_prepared(dataset)}, _preparation(dataset))
 
 
-def _told(dataset: "Dataset", tokens: int) -> str:
-    counts, examples = dataset.counts, dataset.counts["examples"]
+def _prepared(dataset: "Dataset") -> dict[str, object]:
+    counts, moved = dataset.counts, dataset.manifest.moved
+    return {
+        "dataset": str(dataset.path),
+        "fingerprint": dataset.fingerprint,
+        "tokens": sum(shard.tokens for shard in dataset.own_shards),
+        "documents": counts.documents,
+        "kept": counts.kept,
+        "dropped": counts.dropped,
+        "noted": counts.noted,
+        "text_bytes": counts.text_bytes,
+        "lost_bytes": counts.lost_bytes,
+        "moved": None if moved is None else {"to": moved.to, "documents": moved.documents, "ids": _moved_ids(dataset, moved)},
+    }
+
+
+def _moved_ids(dataset: "Dataset", moved: "Moved") -> list[str]:
+    """The ids of the documents that changed sides: the first few."""
+    names = (name for shard in dataset.shards(moved.to) for name in shard.names()["id"].to_pylist())
+    return list(islice(names, 3))
+
+
+def _preparation(dataset: "Dataset") -> str:
+    from tokencodes.train.corpus import lost
+
+    counts, moved = dataset.counts, dataset.manifest.moved
+    tokens = sum(shard.tokens for shard in dataset.own_shards)
     lines = [
-        f"{dataset.path}: {counts['kept']:,} of {counts['documents']:,} documents, {tokens:,} tokens, "
+        f"{dataset.path}: {counts.kept:,} of {counts.documents:,} documents, {tokens:,} tokens, "
         f"fingerprint {dataset.fingerprint[:12]}"
     ]
-    for verb in ("dropped", "noted"):
-        for kind, count in counts[verb].items():
-            lines.append(f"  {verb} {count:,}: {kind}" + (f" (first: {examples[kind]})" if kind in examples else ""))
+    if moved is not None:
+        extreme = "lowest" if moved.to == "validation" else "highest"
+        named = ", ".join(_moved_ids(dataset, moved))
+        lines.append(f"  the {moved.to} side would be empty, so it got the document of the {extreme} split hash: {named}")
+    if counts.lost_bytes != 0:
+        lines.append(f"  {lost(counts)}")
+    for verb, kinds in (("dropped", counts.dropped), ("noted", counts.noted)):
+        for kind, count in kinds.items():
+            first = f" (first: {counts.examples[kind]})" if kind in counts.examples else ""
+            lines.append(f"  {verb} {count:,}: {kind}{first}")
     return "\n".join(lines)
 
 
@@ -149,8 +180,10 @@ def _inspection(found: "Inspection") -> Table:
     for verb, kinds in (("dropped", found.dropped), ("noted", found.noted)):
         for kind, count in kinds.items():
             table.add_row(f"{verb}: {kind}", f"{count:,}", f"{count / max(1, found.read):.3%} of {found.read:,} documents read")
-    lost = "unknown: its tokens are not bytes" if found.lost_bytes is None else f"{found.lost_bytes:,}"
+    lost = "unknown: tokens are not the bytes of the text" if found.lost_bytes is None else f"{found.lost_bytes:,}"
     table.add_row("bytes that no token stands for", lost, f"of {found.text_bytes:,} bytes of text")
+    if found.moved is not None:
+        table.add_row(f"moved to {found.moved['to']}", f"{found.moved['documents']:,} documents", "because it would be empty")
     table.add_section()
     total = sum(found.sources.values())
     for name, tokens in found.sources.items():

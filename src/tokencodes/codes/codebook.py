@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 from tokencodes.codes import assign, gf2, lift, words
 from tokencodes.codes.gf2 import Bits
 from tokencodes.codes.spec import LINEAR, InterfaceSpec
-from tokencodes.errors import InputError
+from tokencodes.errors import InputError, first_line
+from tokencodes.files import map_array
 
 Given = dict[str, NDArray[Any]]
 PACK_ABOVE = 16  # wider words of bits are stored packed, V·K/8 bytes; narrower ones as the paper counts them
 CACHED_ENTRIES = 1 << 24
+MOST_ENTRIES = 1 << 32  # of a codebook: 4 GB of bits, 16 GB of floats
 BLOCK_ROWS = 4096
 DIGEST_ABOVE = 64  # bytes of a row
+MOST_WIDTH = 4096  # of a matrix in a file; elimination takes seconds there
+MOST_BYTES = 1 << 30  # of that file
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,17 +144,20 @@ def collisions(words_VK: NDArray[Any]) -> list[tuple[int, int]]:
 
 def read_matrix(path: Path) -> Given:
     """A and b of gf2 from a text file of 0 and 1 (K rows of K; a further row is b) or an .npy array; InputError if unfit."""
-    try:
-        table = np.load(path) if path.suffix == ".npy" else np.loadtxt(path, dtype=np.float64, ndmin=2)
-    except OSError:
-        raise InputError(f"matrix={path}: no such file") from None
-    except ValueError as error:
-        raise InputError(f"matrix={path}: not a table of numbers ({error})") from None
-    if table.ndim != 2 or not np.isin(table, (0, 1)).all():
-        raise InputError(f"matrix={path}: must hold rows of 0 and 1 only")
+    table = _table_of(path)
+    if table.ndim != 2 or table.dtype.kind not in "biuf":
+        raise InputError(f"matrix={path}: {table.ndim} dimensions of type {table.dtype}; rows of 0 and 1 are needed")
     rows, width = table.shape
-    if rows not in (width, width + 1):
-        raise InputError(f"matrix={path}: {rows} rows of {width}; a square matrix, or one row more for the offset, is needed")
+    if width > MOST_WIDTH or not width or rows not in (width, width + 1):
+        raise InputError(
+            f"matrix={path}: {rows:,} rows of {width:,}; a square matrix of at most {MOST_WIDTH:,} rows, or one row more "
+            "for the offset, is needed"
+        )
+    wrong = np.argwhere(~np.isin(table, (0, 1)))
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        place = f"row {row + 1}, column {column + 1}"
+        raise InputError(f"matrix={path}: {table[row, column]} in {place}; only 0 and 1 are possible")
     matrix = table[:width].astype(np.uint8)
     rank = gf2.rank(matrix)
     if rank < width:
@@ -160,9 +167,49 @@ def read_matrix(path: Path) -> Given:
     return {"matrix": matrix, "offset": table[width].astype(np.uint8) if rows > width else np.zeros(width, dtype=np.uint8)}
 
 
+def _table_of(path: Path) -> NDArray[Any]:
+    """The numbers in a file, of any shape. InputError: it is missing, no file, too large, or holds something else."""
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise InputError(f"matrix={path}: not a file; name a text file or an .npy array")
+        if not 0 < size <= MOST_BYTES:
+            raise InputError(f"matrix={path}: {size:,} bytes; a matrix has at least 1 and at most {MOST_BYTES:,}")
+        if path.suffix == ".npy":
+            return map_array(path)
+        text = path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        raise InputError(f"matrix={path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"matrix={path}: not text (byte 0x{error.object[error.start]:02x} at {error.start:,})") from None
+    except OSError as error:
+        raise InputError(f"matrix={path}: cannot be read ({error.strerror})") from None
+    lines = [line for line in text.splitlines() if line.partition("#")[0].strip()]
+    if not lines:
+        raise InputError(f"matrix={path}: no numbers in it; rows of 0 and 1 are needed")
+    try:
+        return np.loadtxt(lines, dtype=np.float64, ndmin=2)
+    except ValueError as error:
+        raise InputError(f"matrix={path}: not a table of numbers ({first_line(error)})") from None
+
+
 def matrix_hash(given: Given) -> str:
     """What `matrix=` says in a spec once the file was read."""
     return "sha256-" + hashlib.sha256(given["matrix"].tobytes() + given["offset"].tobytes()).hexdigest()[:16]
+
+
+def _check_matrix(given: Given, width: int, named: str) -> None:
+    """InputError if a given matrix and offset are not uint8 of 0 and 1 in the code's width, or not what the spec names."""
+    matrix, offset = given["matrix"], given["offset"]
+    if matrix.shape != (width, width) and matrix.ndim == 2:
+        size = len(matrix)
+        raise InputError(f"matrix: {size}x{size}, but the code width is {width}; say width={size} in the spec")
+    for name, array, shape in (("matrix", matrix, (width, width)), ("offset", offset, (width,))):
+        if array.dtype != np.uint8 or array.shape != shape or array.max() > 1:
+            size = " x ".join(map(str, shape))
+            raise InputError(f"{name}: {array.dtype} of shape {array.shape}; {size} numbers 0 and 1 of type uint8 are needed")
+    if matrix_hash(given) != named:
+        raise InputError(f"matrix: its hash is {matrix_hash(given)}, the spec says {named}; give that one")
 
 
 def build_codebook(spec: InterfaceSpec, vocab_size: int, given: Given | None = None) -> Codebook:
@@ -174,10 +221,16 @@ def build_codebook(spec: InterfaceSpec, vocab_size: int, given: Given | None = N
         raise ValueError("a learned table has no codebook")
     if vocab_size < 1:
         raise InputError(f"interface {str(spec)!r}: a vocabulary of {vocab_size} tokens has no codes")
+    entries = vocab_size * spec.code_width(vocab_size)
+    if entries > MOST_ENTRIES:
+        raise InputError(
+            f"interface {str(spec)!r}: {entries:,} numbers for a vocabulary of {vocab_size:,} tokens; at most {MOST_ENTRIES:,} "
+            "are possible; give a smaller vocabulary or width"
+        )
     missing = [name for name in spec.given if name not in (given or {})]
     if missing:
         raise InputError(f"interface {str(spec)!r}: its {missing[0]} comes with a model or a dataset, not from the spec")
-    if given or vocab_size * spec.code_width(vocab_size) > CACHED_ENTRIES:
+    if given or entries > CACHED_ENTRIES:
         return _build(spec, vocab_size, given or {})
     return _cached(spec, vocab_size)
 
@@ -192,11 +245,8 @@ def _build(spec: InterfaceSpec, vocab_size: int, given: Given) -> Codebook:
     arrays: Given = {name: given[name] for name in spec.given}
     if spec.informed:
         assign.check_order(arrays["order"], vocab_size, spec.order)
-    if spec.matrix and arrays["matrix"].shape != (width, width):
-        size = len(arrays["matrix"])
-        raise InputError(f"matrix: {size}x{size}, but the code width is {width}; say width={size} in the spec")
-    if spec.matrix and matrix_hash(arrays) != spec.matrix:
-        raise InputError(f"matrix: its hash is {matrix_hash(arrays)}, the spec says {spec.matrix}; give that one")
+    if spec.matrix:
+        _check_matrix(arrays, width, spec.matrix)
     if spec.kind == "gf2":
         arrays |= {} if spec.matrix else words.gf2_arrays(spec, width)
     numbers = numbers_of(spec, vocab_size, arrays)

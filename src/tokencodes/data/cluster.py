@@ -15,7 +15,7 @@ from typing import Any
 
 from tokencodes.data.convert import Job, convert, finished
 from tokencodes.data.encode import Engine, engine_for
-from tokencodes.data.seal import collect, seal
+from tokencodes.data.seal import seal
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 from tokencodes.files import only_one
@@ -47,8 +47,8 @@ class ConvertStep(PipelineStep):  # type: ignore[misc]
         encoder = engine_for(TokenizerFile(self.tokenizer), self.engine)
         for job in self.jobs[rank::world_size]:
             entry = convert(job, encoder)
-            self.stat_update("documents", value=entry["counts"]["kept"])
-            self.stat_update("tokens", value=sum(shard["tokens"] for shard in entry["shards"]))
+            self.stat_update("documents", value=entry.counts.kept)
+            self.stat_update("tokens", value=sum(shard.tokens for shard in entry.shards))
         return data
 
 
@@ -58,17 +58,16 @@ class SealStep(PipelineStep):  # type: ignore[misc]
     name = "tokencodes manifest"
     type = "TOKENIZER"
 
-    def __init__(self, jobs: list[Job], tokenizer: Path) -> None:
+    def __init__(self, jobs: list[Job], tokenizer: Path, engine: Engine = "cached") -> None:
         super().__init__()
-        self.jobs, self.tokenizer = jobs, tokenizer
+        self.jobs, self.tokenizer, self.engine = jobs, tokenizer, engine
 
     def run(self, data: Any, rank: int = 0, world_size: int = 1) -> Any:
         """What datatrove calls."""
         out = self.jobs[0].out
         with only_one(out):
             if not (out / "manifest.json").is_file():
-                tokenizer = TokenizerFile(self.tokenizer)
-                seal(collect(self.jobs, tokenizer), self.jobs[0].options, tokenizer, out)
+                seal(self.jobs, TokenizerFile(self.tokenizer), self.engine)
         return data
 
 
@@ -96,7 +95,12 @@ def submit_to_slurm(jobs: list[Job], tokenizer: Path, engine: Engine, workers: i
         **shared,
     )
     last = SlurmPipelineExecutor(
-        [SealStep(jobs, tokenizer)], tasks=1, depends=first, logging_dir=f"{logs}/manifest", skip_completed=False, **shared
+        [SealStep(jobs, tokenizer, engine)],
+        tasks=1,
+        depends=first,
+        logging_dir=f"{logs}/manifest",
+        skip_completed=False,
+        **shared,
     )
     try:
         last.run()

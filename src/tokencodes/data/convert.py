@@ -6,45 +6,32 @@ becomes no document, or is worth knowing of one, is counted by kind; nothing is 
 
 import shutil
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokencodes.data.counts import CHANGED, EMPTY, NO_ID, NO_SOURCE, NOTED, SHORT, SPECIAL, UNKNOWN, Counts
 from tokencodes.data.encode import Encoder
+from tokencodes.data.entries import ShardEntry, SourceFile, as_json
 from tokencodes.data.inputs import Input
+from tokencodes.data.options import PrepareOptions, settings_of
 from tokencodes.data.shards import token_dtype
-from tokencodes.data.split import Split, split_of
-from tokencodes.data.text import Columns, Document, Position, Refusal, printable, read_rows
+from tokencodes.data.split import Split, side_of, split_hash, threshold_of
+from tokencodes.data.text import Document, Position, Refusal, printable, read_rows
 from tokencodes.data.tokenized import TOKENIZED, read_tokenized
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.writer import ShardWriter
 from tokencodes.errors import InputError
-from tokencodes.files import LOCK, fsync, only_one, read_json, write_json
+from tokencodes.files import LOCK, fsync, only_one, write_json
+from tokencodes.records import read_record
 
 BATCH_DOCUMENTS = 4096
-EMPTY, SHORT, SPECIAL = "empty text", "too short", "special token in the text"
-NO_ID, NO_SOURCE = "no id, so split by the text", "no source where one was named"
-NOTED = {"\r\n": "CRLF line ends", "\0": "NUL byte"}  # kept as they are, and counted
 PARTIAL = ".tmp-"
-
-
-@dataclass(frozen=True)
-class PrepareOptions:
-    """What, besides text and tokenizer, decides the shards."""
-
-    split_seed: int = 0
-    validation: float = 0.001  # expected share of documents; the paper's threshold
-    shard_tokens: int = 100_000_000
-    columns: Columns = field(default_factory=Columns)
-    end_of_text: Literal["append", "none"] = "append"  # ours: the paper does not say; it counts towards the length
-    min_tokens: int = 0  # shorter documents are dropped and counted
-    on_error: Literal["stop", "skip"] = "stop"
 
 
 @dataclass(frozen=True)
@@ -55,29 +42,7 @@ class Job:
     out: Path
     options: PrepareOptions
     batch_bytes: int = 4 << 20  # of text, held at a time
-
-
-@dataclass
-class Counts:
-    """What was read, kept and left out. Bytes are of UTF-8 text; `token_bytes` is None where a token's bytes are unknown."""
-
-    documents: int = 0
-    kept: int = 0
-    text_bytes: int = 0
-    token_bytes: int | None = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    noted: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)  # the first of each kind that was dropped
-
-    def as_json(self) -> dict[str, Any]:
-        """As plain values, kinds in the order of their names."""
-        told = {name: getattr(self, name) for name in ("documents", "kept", "text_bytes", "token_bytes")}
-        return told | {name: dict(sorted(getattr(self, name).items())) for name in ("dropped", "noted", "examples")}
-
-    def drop(self, kind: str, place: str) -> None:
-        """Counts one that becomes no document of the dataset."""
-        self.dropped[kind] += 1
-        self.examples.setdefault(kind, place)
+    threshold: int | None = None  # of the split; None: the validation share's, or whatever it was converted with before
 
 
 @dataclass(frozen=True)
@@ -92,30 +57,25 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def settings_of(options: PrepareOptions, tokenizer: TokenizerFile) -> dict[str, Any]:
-    """What a dataset must have in common with what is asked for, as it stands in its files."""
-    return {"tokenizer_sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size, **asdict(options)}
-
-
-def finished(job: Job, tokenizer: TokenizerFile) -> dict[str, Any] | None:
-    """The manifest's entry of an input that was converted before, in just this way; None if there is work to do."""
+def finished(job: Job, tokenizer: TokenizerFile) -> SourceFile | None:
+    """What says of an input that it was converted before, in just this way; None if there is work to do."""
     folder = job.out / job.input.name
     if not (folder / "source.json").is_file():
         return None
-    told = read_json(folder / "source.json")
-    if not isinstance(told, dict) or set(told) != {"input", "settings", "seen", "counts", "shards"}:
-        raise InputError(f"{folder}: not made by prepare; choose another --out")
+    there = read_record(folder / "source.json", SourceFile, "not made by prepare, so choose another --out")
     if job.input.origin is not None:
-        same_input = told["input"].get("from") == job.input.origin
+        same_input = there.input.origin == job.input.origin
     else:
-        same_input = job.input.seen() == told["seen"] or job.input.facts() == told["input"]
-    if told["settings"] != settings_of(job.options, tokenizer) or not same_input:
+        same_input = job.input.seen() == there.seen or job.input.facts() == as_json(there.input)
+    if there.settings != settings_of(job.options, tokenizer) or not same_input:
         return None
-    return {"name": folder.name, "input": told["input"], "counts": told["counts"], "shards": told["shards"]}
+    if job.threshold is not None and (there.split is None or int(there.split.threshold, 16) != job.threshold):
+        return None
+    return there
 
 
-def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) -> dict[str, Any]:
-    """Converts one input, or finds that it was done; returns its entry for the manifest."""
+def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) -> SourceFile:
+    """Converts one input, or finds that it was done; returns what is written of it."""
     done = finished(job, encoder.tokenizer)
     if done is not None:
         return done
@@ -128,15 +88,7 @@ def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) 
     job = replace(job, input=job.input.fetch())
     try:
         with only_one(partial):  # so that a cleaning program can tell work in progress from what a dead one left
-            seen, facts = job.input.seen(), job.input.facts()  # in this order: what changes while it is hashed has changed
-            conversion = _Conversion(job, encoder, partial, report)
-            shards = conversion.run()
-            if job.input.seen() != seen:
-                raise InputError(f"{job.input.title}: changed while it was read; repeat the command")
-            entry: dict[str, Any] = {"input": facts, "settings": settings_of(job.options, encoder.tokenizer), "seen": seen}
-            entry |= {"counts": conversion.counts.as_json(), "shards": shards}
-            write_json(partial / "source.json", entry)
-            fsync(partial)
+            written = _write_folder(job, encoder, partial, report)
             try:
                 partial.replace(folder)
             except OSError:
@@ -150,7 +102,26 @@ def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) 
         shutil.rmtree(partial, ignore_errors=True)
         raise
     fsync(folder.parent)
-    return {"name": folder.name, "input": facts, "counts": entry["counts"], "shards": shards}
+    return written
+
+
+def _write_folder(job: Job, encoder: Encoder, partial: Path, report: Report) -> SourceFile:
+    seen, facts = job.input.seen(), job.input.facts()  # in this order: what changes while it is hashed has changed
+    conversion = _Conversion(job, encoder, partial, report)
+    shards = conversion.run()
+    if job.input.seen() != seen:
+        raise InputError(f"{job.input.title}: changed while it was read; repeat the command")
+    entry = {
+        "input": facts,
+        "settings": as_json(settings_of(job.options, encoder.tokenizer)),
+        "seen": seen,
+        "counts": conversion.counts.as_json(),
+        "shards": [as_json(shard) for shard in shards],
+        "split": conversion.split_entry(),
+    }
+    write_json(partial / "source.json", entry)
+    fsync(partial)
+    return SourceFile.model_validate(entry)
 
 
 def clean(out: Path) -> None:
@@ -171,26 +142,37 @@ class _Conversion:
         self._partial, self.counts = partial, Counts()
         tokenizer = self._tokenizer = encoder.tokenizer
         self._writers: dict[Split, ShardWriter] = {}
-        self._shards: list[dict[str, Any]] = []
+        self._shards: list[ShardEntry] = []
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._end = np.array([tokenizer.end_of_text] if self._options.end_of_text == "append" else [], dtype=self._dtype)
         special = tokenizer.tokenizer.get_added_tokens_decoder()
         self._special = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
-        self._special[list(special)] = True
+        self._special[[id for id in special if id != tokenizer.unknown]] = True
         self._bytes = self._bytes_of(special)
+        self._threshold = threshold_of(self._options.validation) if job.threshold is None else job.threshold
+        self._lowest: int | None = None  # of the hashes of kept documents
+        self._highest: int | None = None
 
     def _bytes_of(self, special: dict[int, Any]) -> NDArray[np.int64] | None:
-        """Bytes of text that each id stands for, a special token's literal among them; None if the tokens are not bytes."""
+        """Bytes of text that each id stands for, a special token's literal among them; None where they cannot be known."""
         try:
             found = self._tokenizer.bytes_per_token.copy()
         except InputError:
+            found = None
+        if found is None or self._tokenizer.adds_space:
             self.counts.token_bytes = None
             return None
         for id, token in special.items():
-            found[id] = len(token.content.encode())
+            if id != self._tokenizer.unknown:
+                found[id] = len(token.content.encode())
         return found
 
-    def run(self) -> list[dict[str, Any]]:
+    def split_entry(self) -> dict[str, Any]:
+        """How the documents were split: the `split` of `source.json`."""
+        lowest, highest = (None if number is None else f"{number:016x}" for number in (self._lowest, self._highest))
+        return {"threshold": f"{self._threshold:016x}", "lowest": lowest, "highest": highest}
+
+    def run(self) -> list[ShardEntry]:
         """Everything; returns the shards' entries."""
         try:
             for path in self._job.input.files:
@@ -207,14 +189,23 @@ class _Conversion:
         name = printable(path.name)
         source = name if len(self._job.input.files) == 1 else self._job.input.name
         for batch in _batches(self._documents(path, position), self._job.batch_bytes):
-            ids, sizes = self._encoder.encode([document.text for _, document in batch])
-            lengths = np.array([len(document.text.encode()) for _, document in batch], dtype=np.int64)
+            texts = [document.text for _, document in batch]
+            ids, sizes = self._encoder.encode(texts)
+            lengths = np.array([len(text.encode()) for text in texts], dtype=np.int64)
             self._note(batch, ids, sizes)
             named = [(document, f"{name}:{number - first}", document.source or source) for number, document in batch]
-            self._write(named, ids, sizes, lengths)
+            self._write(named, ids, sizes, (lengths, self._encoded_lengths(texts, lengths)))
             self._report(Progress(position.at - read, int(lengths.sum()), int(sizes.sum())))
             read = position.at
         self._report(Progress(path.stat().st_size - read, 0, 0))  # what stands behind the last document
+
+    def _encoded_lengths(self, texts: list[str], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bytes of each text as the tokenizer's normalizer hands it on; `lengths` where there is no normalizer."""
+        normalized = self._tokenizer.normalized(texts)
+        if normalized is texts:
+            return lengths
+        self.counts.noted[CHANGED] += sum(text != other for text, other in zip(texts, normalized, strict=True))
+        return np.array([len(text.encode()) for text in normalized], dtype=np.int64)
 
     def _tokenized(self, path: Path) -> None:
         position, read = Position(), 0
@@ -251,18 +242,25 @@ class _Conversion:
             if document.source is None and self._options.columns.source is not None:
                 self.counts.noted[NO_SOURCE] += 1
             self.counts.noted.update(kind for sign, kind in NOTED.items() if sign in document.text)
-        special = np.flatnonzero(self._special[ids])
-        if len(special):
-            self.counts.noted[SPECIAL] += len(np.unique(np.searchsorted(np.cumsum(sizes), special, side="right")))
+        ends, unknown = np.cumsum(sizes), self._tokenizer.unknown
+        special = {*_documents_of(self._special[ids], ends)}
+        if unknown is not None:
+            literal = self._tokenizer.tokenizer.id_to_token(unknown) or ""
+            without = {*_documents_of(ids == unknown, ends)}
+            written = {number for number in without if literal in batch[number][1].text}
+            special |= written
+            self.counts.noted[UNKNOWN] += len(without - written)
+        self.counts.noted[SPECIAL] += len(special)
 
     def _write(
         self,
         named: list[tuple[Document, str, str]],
         ids: NDArray[np.uint32],
         sizes: NDArray[np.int64],
-        lengths: NDArray[np.int64] | None,
+        lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None,
     ) -> None:
-        """Documents of known ids; `lengths` are the bytes of their texts, None where there is no text but the ids'."""
+        """Documents of known ids. `lengths`: the bytes of their texts, as read and as normalized; None where there is no text
+        but the ids'."""
         ends = np.cumsum(sizes)
         tokens = ids.astype(self._dtype)
         summed = None if self._bytes is None else np.append(0, np.cumsum(self._bytes[ids]))
@@ -278,18 +276,20 @@ class _Conversion:
             if len(whole) < self._options.min_tokens or not len(whole):
                 self.counts.drop(SHORT, place)
                 continue
-            self.counts.kept += 1
             held = 0 if summed is None else int(summed[stop] - summed[start])
-            self.counts.text_bytes += held if lengths is None else int(lengths[number])
-            if self.counts.token_bytes is not None:
-                self.counts.token_bytes += held
-            self._add(
-                split_of(document, self._options.split_seed, self._options.validation), whole, document.id or place, source
-            )
+            read, encoded = (held, held) if lengths is None else (int(lengths[0][number]), int(lengths[1][number]))
+            self.counts.keep(read, max(0, encoded - held))
+            self._add(self._side(document), whole, document.id or place, source)
+
+    def _side(self, document: Document) -> Split:
+        number = split_hash(document, self._options.split_seed)
+        self._lowest = number if self._lowest is None else min(self._lowest, number)
+        self._highest = number if self._highest is None else max(self._highest, number)
+        return side_of(number, self._threshold)
 
     def _add(self, side: Split, ids: NDArray[Any], id: str, source: str) -> None:
         if side not in self._writers:
-            number = sum(entry["split"] == side for entry in self._shards)
+            number = sum(entry.split == side for entry in self._shards)
             self._writers[side] = ShardWriter(self._partial / f"{side}-{number:05d}", side, self._dtype)
         self._writers[side].add(ids, id, source)
         if self._writers[side].tokens >= self._options.shard_tokens:
@@ -299,6 +299,12 @@ class _Conversion:
         writer = self._writers.pop(side, None)
         if writer is not None:
             self._shards.append(writer.close())
+
+
+def _documents_of(chosen: NDArray[np.bool_], ends: NDArray[np.int64]) -> list[int]:
+    """The documents that the chosen tokens are in, each once. `ends`: where each document's tokens end."""
+    numbers: list[int] = np.unique(np.searchsorted(ends, np.flatnonzero(chosen), side="right")).tolist()
+    return numbers
 
 
 def _batches(documents: Iterator[tuple[int, Document]], size: int) -> Iterator[list[tuple[int, Document]]]:

@@ -12,18 +12,20 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tokencodes.data.entries import FORMAT, VERSION, CountsEntry, Manifest, SourceEntry
 from tokencodes.data.shards import Shard
 from tokencodes.data.split import Split
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 from tokencodes.files import json_text, read_json
+from tokencodes.records import checked
 
-FORMAT = "tokencodes-dataset"
-VERSION = 2
+WAY_OUT = "prepare the dataset anew"
 
 
 def fingerprint(manifest: dict[str, Any]) -> str:
@@ -32,19 +34,22 @@ def fingerprint(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def total_counts(sources: list[dict[str, Any]]) -> dict[str, Any]:
-    """What was read, kept, dropped and noted of several sources (their entries in a manifest), added up; see `convert.Counts`.
+def total_counts(sources: Sequence[SourceEntry]) -> CountsEntry:
+    """What was read, kept, dropped and noted of several sources, added up.
 
     `token_bytes` is None if any source's is; of `examples` the first source's stands.
     """
-    counts = [source["counts"] for source in sources]
-    total: dict[str, Any] = {name: sum(one[name] for one in counts) for name in ("documents", "kept", "text_bytes")}
-    known = [one["token_bytes"] for one in counts]
-    total["token_bytes"] = None if None in known else sum(known)
-    for name in ("dropped", "noted"):
-        total[name] = dict(sum((Counter(one[name]) for one in counts), Counter[str]()))
-    total["examples"] = {kind: example for one in reversed(counts) for kind, example in one["examples"].items()}
-    return total
+    counts = [source.counts for source in sources]
+    known = [one.token_bytes for one in counts if one.token_bytes is not None]
+    return CountsEntry(
+        documents=sum(one.documents for one in counts),
+        kept=sum(one.kept for one in counts),
+        text_bytes=sum(one.text_bytes for one in counts),
+        token_bytes=sum(known) if len(known) == len(counts) else None,
+        dropped=dict(sum((Counter(one.dropped) for one in counts), Counter[str]())),
+        noted=dict(sum((Counter(one.noted) for one in counts), Counter[str]())),
+        examples={kind: example for one in reversed(counts) for kind, example in one.examples.items()},
+    )
 
 
 class Corpus(ABC):
@@ -118,7 +123,7 @@ class Dataset(Corpus):
         exact = (path / "manifest.json").read_bytes() == json_text(manifest).encode()
         if manifest.get("fingerprint") != fingerprint(manifest) or not exact:
             raise InputError(f"{path}/manifest.json: damaged (its fingerprint does not hold); prepare the dataset anew")
-        self.manifest: dict[str, Any] = manifest
+        self.manifest = checked(manifest, Manifest, f"{path}/manifest.json", WAY_OUT)
 
     @property
     def path(self) -> Path:
@@ -128,23 +133,23 @@ class Dataset(Corpus):
     @property
     def fingerprint(self) -> str:
         """SHA-256 over its manifest, and by it over every byte."""
-        return str(self.manifest["fingerprint"])
+        return self.manifest.fingerprint
 
     @property
     def vocab_size(self) -> int:
         """V."""
-        return int(self.manifest["vocab_size"])
+        return self.manifest.vocab_size
 
     @property
     def tokenizer_sha256(self) -> str:
         """Names the tokenizer, without reading it."""
-        return str(self.manifest["tokenizer_sha256"])
+        return self.manifest.tokenizer_sha256
 
     @cached_property
     def tokenizer(self) -> TokenizerFile:
         """The tokenizer in the dataset; InputError if it is not the one that made the ids."""
         file = TokenizerFile(self.path / "tokenizer.json")
-        if file.sha256 != self.manifest["tokenizer_sha256"]:
+        if file.sha256 != self.manifest.tokenizer_sha256:
             raise InputError(f"{file.path}: not the tokenizer that made these ids (its hash differs); take it from a copy")
         return file
 
@@ -154,15 +159,13 @@ class Dataset(Corpus):
         return [self]
 
     @cached_property
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> CountsEntry:
         """What was read, kept, dropped and noted in all; see `total_counts`."""
-        return total_counts(self.manifest["sources"])
+        return total_counts(self.manifest.sources)
 
     @cached_property
     def own_shards(self) -> list[Shard]:
         """The shards of both sides, in the manifest's order."""
         return [
-            Shard(self.path / source["name"] / entry["path"], entry)
-            for source in self.manifest["sources"]
-            for entry in source["shards"]
+            Shard(self.path / source.name / entry.path, entry) for source in self.manifest.sources for entry in source.shards
         ]

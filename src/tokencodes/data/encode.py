@@ -70,7 +70,7 @@ class CachedEncoder(Encoder):
         # Where two literals get one id, as beside a vocabulary with holes, library versions differ in which they look for.
         literals = {token["content"] for token in added} - {""}
         known = {token.content for token in tokenizer.tokenizer.get_added_tokens_decoder().values()}
-        return supports(tokenizer.told) and isinstance(model, BPE) and not model.dropout and plain and literals == known
+        return supports(tokenizer.told) and isinstance(model, BPE) and plain and literals == known
 
     def _merge(self, word: bytes) -> list[int]:
         return [token.id for token in self._model.tokenize(word.decode("latin-1").translate(BYTE_CHARACTERS))]

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tokencodes.data.dataset import Dataset
+from tokencodes.data.entries import as_json
 from tokencodes.data.shards import Shard
 
 Ints = NDArray[np.int64]
@@ -68,6 +69,7 @@ class Inspection:
     noted: dict[str, int]
     text_bytes: int
     lost_bytes: int | None  # of the text that no id stands for; None where it cannot be known
+    moved: dict[str, Any] | None  # documents that changed sides, because a side would have been empty
     sources: dict[str, int]
     lengths: tuple[Bin, ...]
     exposure: Exposure | None
@@ -91,11 +93,12 @@ def inspect(dataset: Dataset, context: int, full: bool) -> Inspection:
         vocab_size=dataset.vocab_size,
         context=context,
         sides={side: _side(dataset.shards(side), context) for side in ("train", "validation")},
-        read=counts["documents"],
-        dropped=counts["dropped"],
-        noted=counts["noted"],
-        text_bytes=counts["text_bytes"],
-        lost_bytes=None if counts["token_bytes"] is None else counts["text_bytes"] - counts["token_bytes"],
+        read=counts.documents,
+        dropped=counts.dropped,
+        noted=counts.noted,
+        text_bytes=counts.text_bytes,
+        lost_bytes=counts.lost_bytes,
+        moved=as_json(dataset.manifest.moved) if dataset.manifest.moved else None,
         sources=_sources(dataset.own_shards),
         lengths=_lengths(dataset.own_shards),
         exposure=_exposure(dataset.shards("train"), context),

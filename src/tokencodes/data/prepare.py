@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokencodes.data.convert import PARTIAL, Job, PrepareOptions, clean, finished, settings_of
+from tokencodes.data.convert import PARTIAL, Job, clean, finished
 from tokencodes.data.dataset import Dataset
 from tokencodes.data.encode import Engine
+from tokencodes.data.entries import as_json
 from tokencodes.data.inputs import Input, find_inputs
 from tokencodes.data.meter import Meter
-from tokencodes.data.seal import collect, seal
+from tokencodes.data.options import PrepareOptions, settings_of
+from tokencodes.data.seal import seal
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.workers import run_jobs
 from tokencodes.errors import InputError
@@ -59,8 +61,6 @@ def start(
     found = find_inputs(inputs, out)
     if means.cluster and means.engine == "local":
         raise InputError(f"--cluster {means.cluster[0]!r}: only engine slurm or ray takes it; give --engine")
-    if not 0 <= options.validation < 1:
-        raise InputError(f"validation share {options.validation}: it must be in 0 ... 1, and below 1")
     require_ours(out)
     with only_one(out):
         clean(out)
@@ -77,9 +77,9 @@ def start(
             submit_to_slurm(jobs, out.resolve() / "tokenizer.json", means.tokenizer_engine, means.workers, means.cluster)
             return None
         _convert(todo, tokenizer, means, meter)
-        seal(collect(jobs, tokenizer), options, tokenizer, out)  # asked once more: an input may have changed meanwhile
         if todo:
             say(meter.line())
+        seal(jobs, tokenizer, means.tokenizer_engine, say)
     return Dataset(out)
 
 
@@ -119,12 +119,11 @@ def make_jobs(inputs: list[Input], tokenizer: TokenizerFile, out: Path, options:
 def _same_or_error(out: Path, inputs: list[Input], options: PrepareOptions, tokenizer: TokenizerFile) -> Dataset:
     dataset = Dataset(out)
     _ = dataset.tokenizer
-    for key, value in settings_of(options, tokenizer).items():
-        if dataset.manifest.get(key) != value:
-            raise InputError(
-                f"{out}: a dataset with {key} {dataset.manifest.get(key)!r} is here, asked for {value!r}; choose another --out"
-            )
-    here = {source["name"] for source in dataset.manifest["sources"]}
+    there = as_json(dataset.manifest)
+    for key, value in as_json(settings_of(options, tokenizer)).items():
+        if there[key] != value:
+            raise InputError(f"{out}: a dataset with {key} {there[key]!r} is here, asked for {value!r}; choose another --out")
+    here = {source.name for source in dataset.manifest.sources}
     changed = sorted(here ^ {one.name for one in inputs})
     changed += [one.name for one in inputs if not changed and finished(Job(one, out, options), tokenizer) is None]
     if changed:

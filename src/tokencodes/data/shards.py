@@ -22,10 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tokencodes.data.entries import Checksums, ShardEntry, as_json
 from tokencodes.data.split import Split
-from tokencodes.errors import InputError
+from tokencodes.errors import InputError, first_line
+from tokencodes.files import map_array
+from tokencodes.records import checked
 
 BLOCK = 1 << 20
+ANEW = "take a new copy or prepare the dataset anew"
 TOKENS, OFFSETS, DOCUMENTS, CHECKSUMS = "tokens.npy", "offsets.npy", "documents.parquet", "checksums.json"
 
 
@@ -49,29 +53,36 @@ class Shard:
     """One shard, memory-mapped. Nothing is opened before it is used: its offsets are verified then, as a whole, its tokens
     block by block as they are read. What the manifest tells (`documents`, `tokens`, `longest`) costs nothing."""
 
-    def __init__(self, path: Path, entry: dict[str, Any]) -> None:
+    def __init__(self, path: Path, entry: ShardEntry) -> None:
         self.path = path
-        self.split: Split = entry["split"]
-        self.documents, self.tokens, self.longest = (int(entry[key]) for key in ("documents", "tokens", "longest"))
-        self._checksums_sha256: str = entry["checksums_sha256"]
+        self.split: Split = entry.split
+        self.documents, self.tokens, self.longest = entry.documents, entry.tokens, entry.longest
+        self._checksums_sha256 = entry.checksums_sha256
         self._verified: set[int] = set()
 
     @cached_property
     def _sums(self) -> dict[str, list[str]]:
+        file = self.path / CHECKSUMS
         try:
-            text = (self.path / CHECKSUMS).read_text(encoding="utf-8", errors="replace")
+            text = file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
-            raise InputError(f"{self.path / CHECKSUMS}: missing; prepare the dataset anew") from None
+            raise InputError(f"{file}: missing; prepare the dataset anew") from None
         if hashlib.sha256(text.encode()).hexdigest() != self._checksums_sha256:
-            raise InputError(f"{self.path / CHECKSUMS}: damaged (its hash is not the manifest's); prepare the dataset anew")
-        sums: dict[str, list[str]] = json.loads(text)
-        return sums
+            raise InputError(f"{file}: damaged (its hash is not the manifest's); prepare the dataset anew")
+        try:
+            return as_json(checked(json.loads(text), Checksums, str(file), "prepare the dataset anew"))
+        except json.JSONDecodeError as error:  # as its hash holds, nobody damaged it: it never was what it should be
+            raise InputError(f"{file}: not JSON ({error}); prepare the dataset anew") from None
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
         """Where each document begins, and where the last ends, int64[documents + 1]; mapped, so that it takes no memory."""
         self.verify(OFFSETS)
-        offsets: NDArray[np.int64] = np.load(self.path / OFFSETS, mmap_mode="r")
+        offsets = map_array(self.path / OFFSETS)
+        if offsets.dtype != np.int64 or offsets.shape != (self.documents + 1,) or (offsets[0], offsets[-1]) != (0, self.tokens):
+            raise self._other(OFFSETS)
+        if (offsets[1:] < offsets[:-1]).any():
+            raise InputError(f"{self.path / OFFSETS}: the ends of the documents do not ascend; prepare the dataset anew")
         return offsets
 
     @cached_property
@@ -80,24 +91,29 @@ class Shard:
         file = self.path / TOKENS
         try:
             size = file.stat().st_size
-            if -(-size // BLOCK) != len(self._sums[TOKENS]):
-                raise InputError(f"{file}: {size:,} bytes, not the length it was written with; prepare the dataset anew")
-            raw = np.memmap(file, dtype=np.uint8, mode="r")
-            self._verify_blocks(raw, range(1))  # the header, before anything trusts it
-            tokens = np.load(file, mmap_mode="r")
         except FileNotFoundError:
             raise InputError(f"{file}: missing; prepare the dataset anew") from None
-        except ValueError as error:
-            raise InputError(f"{file}: damaged ({error}); take a new copy or prepare the dataset anew") from None
+        if -(-size // BLOCK) != len(self._sums[TOKENS]):
+            raise InputError(f"{file}: {size:,} bytes, not the length it was written with; prepare the dataset anew")
+        if not size:
+            raise self._other(TOKENS)
+        raw = np.memmap(file, dtype=np.uint8, mode="r")
+        self._verify_blocks(raw, range(1))  # the header, before anything trusts it
+        tokens = map_array(file)
+        if tokens.dtype not in (np.uint16, np.uint32) or tokens.shape != (self.tokens,):
+            raise self._other(TOKENS)
         return raw, tokens, size - tokens.nbytes
+
+    def _other(self, name: str) -> InputError:
+        return InputError(
+            f"{self.path / name}: does not hold the {self.documents:,} documents of {self.tokens:,} tokens that the manifest "
+            "says; prepare the dataset anew"
+        )
 
     def _verify_blocks(self, raw: NDArray[np.uint8], blocks: range) -> None:
         for block in blocks:
             if block_sum(raw[block * BLOCK : (block + 1) * BLOCK].data) != self._sums[TOKENS][block]:
-                raise InputError(
-                    f"{self.path / TOKENS}: damaged in bytes {block * BLOCK:,} to {(block + 1) * BLOCK:,}; "
-                    "take a new copy or prepare the dataset anew"
-                )
+                raise InputError(f"{self.path / TOKENS}: damaged in bytes {block * BLOCK:,} to {(block + 1) * BLOCK:,}; {ANEW}")
 
     def verify(self, name: str) -> None:
         """Reads one whole file of the shard against its checksums; InputError names it."""
@@ -105,7 +121,7 @@ class Shard:
         if not file.is_file():
             raise InputError(f"{file}: missing; prepare the dataset anew")
         if block_sums(file) != self._sums[name]:
-            raise InputError(f"{file}: damaged (its checksums do not hold); take a new copy or prepare the dataset anew")
+            raise InputError(f"{file}: damaged (its checksums do not hold); {ANEW}")
 
     def verify_all(self) -> None:
         """Every byte of every file of the shard."""
@@ -138,4 +154,10 @@ class Shard:
     def names(self) -> pa.Table:
         """Columns `id` and `source`, a row a document; verified."""
         self.verify(DOCUMENTS)
-        return pq.read_table(self.path / DOCUMENTS)
+        try:
+            table = pq.read_table(self.path / DOCUMENTS)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.path / DOCUMENTS}: not readable as Parquet ({first_line(error)}); {ANEW}") from None
+        if table.column_names != ["id", "source"] or len(table) != self.documents:
+            raise self._other(DOCUMENTS)
+        return table

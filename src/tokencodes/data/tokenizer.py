@@ -1,4 +1,8 @@
-"""A tokenizer file: training a byte-level BPE, and reading any `tokenizers` JSON with the facts that data need."""
+"""A tokenizer file: training a byte-level BPE, and reading any `tokenizers` JSON with the facts that data need.
+
+Ids must be a function of the text, and of the whole text. So a tokenizer that draws lots (BPE dropout) is refused. Truncation
+and padding, which a file may set for short prompts, are switched off. What a tokenizer still loses is counted by `convert`.
+"""
 
 import hashlib
 import json
@@ -12,10 +16,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tokencodes.errors import InputError
+from tokencodes.errors import InputError, first_line
 from tokencodes.files import write_text
 
 END_OF_TEXT = "<|endoftext|>"
+LARGEST_VOCABULARY = 1 << 24  # above every tokenizer in use; tables of V entries must fit into memory
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
@@ -26,6 +31,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
     least = len(ByteLevel.alphabet()) + 1
     if vocab_size < least:
         raise InputError(f"vocab_size {vocab_size}: a byte-level BPE needs at least {least} entries (256 bytes, {END_OF_TEXT})")
+    if vocab_size > LARGEST_VOCABULARY:
+        raise InputError(f"vocab_size {vocab_size:,}: at most {LARGEST_VOCABULARY:,} entries are possible; give a smaller one")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
@@ -57,7 +64,7 @@ class TokenizerFile:
         try:
             tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises a bare Exception
-            raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
+            raise InputError(f"{path}: not a tokenizers file ({first_line(error, 80)}); take a new copy") from None
         self._take(tokenizer, data, path)
         end = self.tokenizer.token_to_id(END_OF_TEXT)
         if end is None:
@@ -66,7 +73,10 @@ class TokenizerFile:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, path: Path) -> "TokenizerFile":
-        """The same of a tokenizer that is open already, for those who only encode: it need have no end of text."""
+        """The same of a tokenizer that is open already, for those who only encode: it need have no end of text.
+
+        InputError: it draws lots, or has too large an id.
+        """
         found = cls.__new__(cls)
         found._take(tokenizer, tokenizer.to_str().encode(), path)
         return found
@@ -79,24 +89,76 @@ class TokenizerFile:
         self.sha256 = hashlib.sha256(data).hexdigest()
         # V: every id is below it. A vocabulary with holes has fewer entries than that.
         self.vocab_size: int = max(self.tokenizer.get_vocab().values(), default=-1) + 1
+        if self.vocab_size > LARGEST_VOCABULARY:
+            raise InputError(f"{path}: it has the id {self.vocab_size - 1:,}; ids must be below {LARGEST_VOCABULARY:,}")
+        self._refuse_chance()
+
+    def _refuse_chance(self) -> None:
+        """Switching it off here would not do: the file travels with every model, and would draw lots wherever it is read."""
+        model = self.tokenizer.model
+        chances = {
+            "dropout": model.dropout if isinstance(model, models.BPE) else None,
+            "alpha": model.alpha if isinstance(model, models.Unigram) else None,  # of subword sampling
+        }
+        for key, value in chances.items():
+            if value:
+                raise InputError(
+                    f'{self.path}: "{key}" of its model is {value:g}, which gives other ids for the same text each time; '
+                    f'set "{key}" to null in a copy of the file, and use that'
+                )
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids without special tokens; a literal `<|endoftext|>` in a text becomes its id, as the library does it."""
-        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        """Ids without special tokens; a literal `<|endoftext|>` in a text becomes its id, as the library does it.
+
+        InputError: the tokenizer has no token for a part of a text, and none for what is unknown.
+        """
+        try:
+            return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        except Exception as error:  # the library raises a bare Exception
+            raise InputError(f"{self.path}: it cannot encode this text ({first_line(error)}); give another tokenizer") from None
 
     @cached_property
+    def _rules(self) -> dict[str, Any]:
+        rules: dict[str, Any] = json.loads(self._data)
+        return rules
+
+    @property
     def told(self) -> dict[str, Any]:
         """The file's rules, as it tells them; without the vocabulary and the merges, which are most of it."""
-        told: dict[str, Any] = json.loads(self._data)
-        return {key: value for key, value in told.items() if key != "model"}
+        return {key: value for key, value in self._rules.items() if key != "model"}
+
+    @cached_property
+    def unknown(self) -> int | None:
+        """The id that stands for whatever has no token; None where there is no such id, or where each byte has a token."""
+        model = self._rules["model"]
+        name, vocabulary = model.get("unk_token"), self.tokenizer.get_vocab()
+        if set(BYTE_CHARACTERS.values()) <= vocabulary.keys():
+            return None
+        found: int | None = vocabulary.get(name) if name else model.get("unk_id")
+        return found
+
+    @property
+    def adds_space(self) -> bool:
+        """Whether a space is put before a text that has none."""
+        cuts = self.tokenizer.pre_tokenizer
+        return cuts is not None and len("".join(piece for piece, _ in cuts.pre_tokenize_str("a"))) > 1
+
+    def normalized(self, texts: list[str]) -> list[str]:
+        """The texts as the tokenizer's normalizer hands them on."""
+        normalizer = self.tokenizer.normalizer
+        return texts if normalizer is None else [normalizer.normalize_str(text) for text in texts]
 
     @cached_property
     def _texts(self) -> list[str]:
         """What each id stands for, a character a byte; nothing for special tokens. InputError if not byte-level."""
+        model, vocabulary = self._rules["model"], self.tokenizer.get_vocab()
+        marks = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+        if marks or any(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
+            raise InputError(f"{self.path}: names of tokens hold more than their bytes ({marks or '<0x..>'})")
         special = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
         found = [""] * self.vocab_size
-        for token, id in self.tokenizer.get_vocab().items():
-            if id not in special:
+        for token, id in vocabulary.items():
+            if id not in special and id != self.unknown:
                 found[id] = token
         if not set("".join(found)) <= _BYTE_OF.keys():
             wrong = next(token for token in found if not set(token) <= _BYTE_OF.keys())

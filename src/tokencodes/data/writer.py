@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tokencodes.data.entries import ShardEntry
 from tokencodes.data.shards import BLOCK, CHECKSUMS, DOCUMENTS, OFFSETS, TOKENS, block_sums
 from tokencodes.data.split import Split
 from tokencodes.files import fsync
@@ -69,7 +70,7 @@ class ShardWriter:
         self._tokens.close()
         self._names.close()
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> ShardEntry:
         """Finishes and fsyncs the files."""
         self._write_names()
         self._names.close()
@@ -83,11 +84,11 @@ class ShardWriter:
         for name in (TOKENS, OFFSETS, DOCUMENTS, CHECKSUMS):
             fsync(self._folder / name)
         fsync(self._folder)
-        return {
-            "path": self._folder.name,
-            "split": self._split,
-            "documents": len(self._offsets) - 1,
-            "tokens": self.tokens,
-            "longest": self._longest,
-            "checksums_sha256": hashlib.sha256(text.encode()).hexdigest(),
-        }
+        return ShardEntry(
+            path=self._folder.name,
+            split=self._split,
+            documents=len(self._offsets) - 1,
+            tokens=self.tokens,
+            longest=self._longest,
+            checksums_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        )

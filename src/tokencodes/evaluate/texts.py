@@ -20,9 +20,9 @@ class Texts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
-        self.begin = self._begin()
         file = TokenizerFile.of(tokenizer.backend_tokenizer, Path(tokenizer.name_or_path or "tokenizer"))
         self._file = file
+        self.begin = self._begin()
         self._cached = CachedEncoder(file) if CachedEncoder.supports(file) else None
         self.sha256 = file.sha256
         self.vocab_size = file.vocab_size

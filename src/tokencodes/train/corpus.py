@@ -8,13 +8,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from tokencodes.data.convert import PrepareOptions
 from tokencodes.data.dataset import Corpus, Dataset
+from tokencodes.data.entries import CountsEntry
 from tokencodes.data.inputs import find_inputs
 from tokencodes.data.mixture import Mixture
+from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import Means, Say, require_ours, start
-from tokencodes.data.split import split_of
-from tokencodes.data.text import Columns, read_documents
+from tokencodes.data.split import side_of, split_hash, threshold_for_both_sides, threshold_of
+from tokencodes.data.text import Columns, Document, read_documents
 from tokencodes.data.tokenizer import TokenizerFile, train_tokenizer
 from tokencodes.errors import InputError, nearest
 from tokencodes.files import LOCK
@@ -41,7 +42,25 @@ def resolve_inputs(inputs: tuple[str, ...]) -> list[str]:
 
 
 def open_dataset(config: DataConfig, folder: Path, say: Say) -> Corpus:
-    """The text that a recipe names: prepared folders, or else inputs, prepared under `folder` (tokenizer-KEY.json, data/)."""
+    """The text that a recipe names: prepared folders, or else inputs, prepared under `folder` (tokenizer-KEY.json, data/).
+
+    `say` hears how much of the text no token stands for, if it is anything.
+    """
+    corpus = _open_or_prepare(config, folder, say)
+    for dataset in corpus.datasets:
+        if (dataset.counts.lost_bytes or 0) > 0:
+            say(f"{dataset.path}: {lost(dataset.counts)}")
+    return corpus
+
+
+def lost(counts: CountsEntry) -> str:
+    """How much of the text no token stands for, as one sentence."""
+    if counts.lost_bytes is None:
+        return "bytes of text that no token stands for: unknown, because the tokens are not the bytes of the text"
+    return f"the tokenizer has no token for {counts.lost_bytes:,} of {counts.text_bytes:,} bytes of text, and left them out"
+
+
+def _open_or_prepare(config: DataConfig, folder: Path, say: Say) -> Corpus:
     if config.dataset is not None and config.mixture:
         raise InputError("data: both a dataset and a mixture are given, and only one can be used; leave one out")
     if config.dataset is not None or config.mixture:
@@ -160,9 +179,23 @@ def _tokenizer_key(inputs: list[str], config: DataConfig) -> str:
 
 
 def training_texts(inputs: list[str], options: PrepareOptions) -> Iterator[str]:
-    """The texts of the training side, so that a tokenizer never sees what is held out."""
+    """The texts of the training side, so that a tokenizer never sees what is held out.
+
+    No side is empty, as in a prepared dataset: there too the threshold moves. One document may be read here and be held out
+    there: if the one with the lowest hash has fewer than `min_tokens`, the next takes its place, and lengths need a tokenizer.
+    """
+    hashes = (split_hash(document, options.split_seed) for document in _documents(inputs, options))
+    natural = threshold_of(options.validation)
+    threshold = threshold_for_both_sides(hashes, natural) if natural else natural
+    for document in _documents(inputs, options):
+        if side_of(split_hash(document, options.split_seed), threshold) == "train":
+            yield document.text
+
+
+def _documents(inputs: list[str], options: PrepareOptions) -> Iterator[Document]:
+    """The documents of all inputs that have text."""
     for one in find_inputs(inputs):
         for path in one.fetch().files:
             for document in read_documents(path, options.columns, skip=options.on_error == "skip"):
-                if split_of(document, options.split_seed, options.validation) == "train":
-                    yield document.text
+                if document.text:
+                    yield document

@@ -83,7 +83,11 @@ def corpus_of(run: Path, config: RunConfig) -> Corpus:
 
 def _told_fingerprint(run: Path) -> str | None:
     """What the run itself says that it was trained on; None if it has neither a result nor a checkpoint."""
-    if (run / "result.json").is_file():
-        return str(read_json(run / "result.json")["dataset_fingerprint"])
+    file = run / "result.json"
+    if file.is_file():
+        result = read_json(file)
+        if not isinstance(result, dict) or not isinstance(result.get("dataset_fingerprint"), str):
+            raise InputError(f"{file}: damaged (no dataset_fingerprint that is text); take a new copy, or train anew")
+        return str(result["dataset_fingerprint"])
     newest = checkpoint.newest_intact(run / "checkpoints", lambda line: None)
     return checkpoint.read_state(newest).dataset_fingerprint if newest else None
