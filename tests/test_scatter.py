@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokencodes.scatter import LARGEST, round_keys, scatter
+from tests import reference_draws as reference
+from tokencodes.scatter import LARGEST, mix, round_keys, scatter
 
 
 @settings(max_examples=60, deadline=None)
@@ -15,6 +16,27 @@ def test_it_is_a_permutation_that_keeps_0(size, seed):
     images = scatter(np.arange(size), size, round_keys(size, seed))
     assert images[0] == 0
     assert sorted(images.tolist()) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9, 33, 3072, 2**40 + 1, LARGEST])
+@pytest.mark.parametrize("seed", [0, 12345, 2**64 - 1])
+def test_images_are_those_of_the_documented_shuffle(size, seed):
+    numbers = sorted({0, *range(min(size, 12)), size // 2, size - 1})
+    images = scatter(np.array(numbers), size, round_keys(size, seed))
+    assert images.tolist() == [reference.scattered(number, size, seed) for number in numbers]
+
+
+def test_the_hash_is_murmurs_finaliser_on_62_bits():
+    assert LARGEST == 2**62
+    numbers = [0, 1, 2, 2**33, 2**61 + 12345, 2**62 - 1, 2**62, 2**63 - 1, -1]
+    assert mix(np.array(numbers)).tolist() == [reference.hashed(number) for number in numbers]
+
+
+def test_round_keys_are_four_a_bit():
+    assert [len(round_keys(size, 1)) for size in (1, 2, 3, 4, 5, 8, 9, 2**20, 2**20 + 1)] == [4, 4, 8, 8, 12, 12, 16, 80, 84]
+    for total, key in round_keys(1000, 3):
+        assert 0 <= total < 999
+        assert 0 <= key < 2**62
 
 
 @pytest.mark.parametrize("size", [2, 3072, 49152, 151_936, LARGEST])

@@ -81,6 +81,9 @@ def test_the_hash_and_the_threshold_are_the_documented_ones():
         ([9, 9], 7, 7),  # one hash cannot be on two sides
         ([3], 7, 7),
         ([], 7, 7),
+        ([7, 8], 8, 8),
+        ([7, 9, 12], 7, 8),
+        ([6, 6, 5], 7, 6),
         ([9, 12], 0, 0),  # a share of 0 holds nothing out
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests import reference_draws as reference
 from tokencodes.data.sampler import PackedSampler, PaperSampler, TokenUniformSampler
 from tokencodes.errors import InputError
 
@@ -158,6 +159,77 @@ def test_the_windows_of_the_other_samplers_never_change_either():
 def test_nothing_to_draw_is_an_error(make):
     with pytest.raises(InputError, match="no document long enough"):
         make(shards=[Lengths(1, 1)])
+
+
+# Every window against the documented layout, written anew
+
+LAYOUTS = {
+    "one document of one window": [[17]],
+    "the first shards have no window": [[3, 16], [1], [40, 17, 16, 18], [5], [17, 100]],
+    "many shapes": [[17, 40, 3, 100], [5, 16], [1000], [30, 30, 30], [2], [33, 16, 34]],
+}
+FAR = [0, 1, 2, 3, 7, 8, 9, 63, 64, 1023, 10**6 + 1, 10**12, 2**62 + 12345]
+
+
+def shards_of(layout: str) -> tuple[list[list[int]], list[Lengths]]:
+    return LAYOUTS[layout], [Lengths(*lengths) for lengths in LAYOUTS[layout]]
+
+
+def indices_of(layout: str) -> list[int]:
+    """The first windows, in an order of their own, and some that are far away."""
+    return [*FAR, *range(150, -1, -1)] if layout != "one document of one window" else FAR
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("streams", "visit", "part"), [(2, 4, 0), (1, 1, 3), (3, 2, 1)])
+@pytest.mark.parametrize("seed", [0, 12345])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(PaperSampler, reference.paper_window), (TokenUniformSampler, reference.uniform_window)]
+)
+def test_windows_of_visits_are_those_of_the_documented_layout(kind, expected, seed, streams, visit, part, layout):
+    lengths, shards = shards_of(layout)
+    indices = indices_of(layout)
+    found = drawn(kind(shards, CONTEXT, seed, streams, visit, part).draw(np.array(indices)))
+    assert found == [expected(lengths, CONTEXT, seed, streams, visit, part, index) for index in indices]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("seed", "part", "context"), [(0, 0, 16), (12345, 2, 16), (7, 0, 1), (7, 1, 5)])
+def test_packed_windows_are_those_of_the_documented_layout(seed, part, context, layout):
+    lengths, shards = shards_of(layout)
+    indices = indices_of(layout)
+    found = drawn(PackedSampler(shards, context, seed, part).draw(np.array(indices)))
+    assert found == [reference.packed_window(lengths, context, seed, part, index) for index in indices]
+
+
+def test_a_dataset_alone_has_part_0():
+    lengths, shards = shards_of("many shapes")
+    indices = np.arange(40)
+    for kind, expected in ((PaperSampler, reference.paper_window), (TokenUniformSampler, reference.uniform_window)):
+        found = drawn(kind(shards, CONTEXT, 5, 2, 4).draw(indices))
+        assert found == [expected(lengths, CONTEXT, 5, 2, 4, 0, index) for index in range(40)]
+    found = drawn(PackedSampler(shards, CONTEXT, 5).draw(indices))
+    assert found == [reference.packed_window(lengths, CONTEXT, 5, 0, index) for index in range(40)]
+
+
+def test_no_index_gives_no_window():
+    for one in (sampler(), uniform(), packed()):
+        assert drawn(one.draw(np.empty(0, dtype=np.int64))) == []
+
+
+def test_targets_of_a_window_are_counted_on_average():
+    assert (sampler().targets_per_window, uniform().targets_per_window) == (16.0, 16.0)
+    # Of 40 tokens: windows of 17, 17 and 8 tokens. Of 16: one window. Of 1: none. Targets: 16 + 16 + 7 + 15.
+    found = packed(shards=[Lengths(40, 16), Lengths(1)])
+    assert (found.windows_per_epoch, found.targets_per_window) == (4, 54 / 4)
+
+
+@pytest.mark.parametrize(("make", "least"), [(sampler, 17), (uniform, 17), (packed, 2)])
+def test_an_error_tells_the_least_and_the_longest_length(make, least):
+    with pytest.raises(InputError, match=f"a window takes {least} tokens, the longest document has 1;"):
+        make(shards=[Lengths(0), Lengths(1), Lengths(1, 0)])
+    with pytest.raises(InputError, match=f"a window takes {least} tokens, the longest document has 0;"):
+        make(shards=[])
 
 
 GOLDEN = [(0, 3, 66, 17), (0, 0, 0, 17), (0, 3, 67, 17), (2, 0, 833, 17), (0, 0, 0, 17)]
