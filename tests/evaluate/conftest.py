@@ -1,7 +1,11 @@
 """Tiny models of several families, texts over their tokenizer, and tiny trained runs with an evaluation each."""
 
+import json
+
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from tests.conftest import VOCAB, tiny_study
@@ -44,6 +48,32 @@ def tiny(kind, **told):
 @pytest.fixture(scope="session")
 def small_texts(tokenizer_path):
     return open_texts(tokenizer_path)
+
+
+@pytest.fixture(scope="session")
+def holey_path(tokenizer_path, tmp_path_factory):
+    """A tokenizer that has no token for U+0004: it vanishes from every text, as with SmolLM2's."""
+    content = json.loads(tokenizer_path.read_text())
+    vocab = content["model"]["vocab"]
+    vocab["NeverWritten"] = vocab.pop(chr(256 + 4))  # byte-level BPE writes byte 4 as U+0104
+    path = tmp_path_factory.mktemp("holey") / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def with_begin(tokenizer_path, folder, template="<|endoftext|> $A"):
+    """The same tokenizer with a template that adds token 0 (or other tokens) to each text."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    special = [("<|endoftext|>", 0), ("Z", tokenizer.token_to_id("Z"))]
+    tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+@pytest.fixture(scope="session")
+def beginning_path(holey_path, tmp_path_factory):
+    """The same, and it adds token 0 before each text."""
+    return with_begin(holey_path, tmp_path_factory.mktemp("beginning"))
 
 
 @pytest.fixture(scope="session")

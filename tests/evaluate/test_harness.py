@@ -12,6 +12,7 @@ from tokencodes.evaluate.language_model import LanguageModel, context_limit
 from tokencodes.evaluate.scorer import Scorer
 from tokencodes.evaluate.suites import BENCHMARKS, MULTIPLE_CHOICE
 from tokencodes.evaluate.tasks import make_tasks
+from tokencodes.evaluate.texts import open_texts
 
 LIMIT = 96  # so that some prompts are cut
 
@@ -37,6 +38,20 @@ def test_scores_and_flags_are_those_of_lm_evals_own_model(name, real_data, small
     assert name != "mmlu_5" or all(request.dropped for request, _ in ours.answered)
 
 
+def test_lm_eval_scores_an_added_begin_token_after_itself_and_this_does_not(beginning_path):
+    model, end, texts = tiny("llama"), "<|endoftext|>", open_texts(beginning_path)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(beginning_path), bos_token=end, eos_token=end, pad_token=end)
+    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu")
+    ours, text = LanguageModel(Scorer(model, 256), texts, LIMIT, 0), "Emma Woodhouse, handsome, clever, and rich."
+    instance, ids = SimpleNamespace(args=(text,), task_name="t", doc_id=0, idx=0), texts.plain(text).tolist()
+    once, twice = (
+        theirs._loglikelihood_tokens([(("", text), [0], scored)], disable_tqdm=True)[0][0] for scored in (ids, [0, *ids])
+    )
+    assert theirs.loglikelihood_rolling([instance]) == [pytest.approx(twice, rel=1e-6)]
+    assert ours.loglikelihood_rolling([instance]) == [pytest.approx(once, rel=1e-6)]
+    assert ours.answered[0][0].begin == 1 and once != pytest.approx(twice, rel=1e-3)
+
+
 def test_lm_evals_own_entrance_takes_the_model(small_texts, tokenizer_path):
     plain, end = tiny("llama"), "<|endoftext|>"
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_path), bos_token=end, eos_token=end, pad_token=end)
@@ -50,6 +65,11 @@ def test_lm_evals_own_entrance_takes_the_model(small_texts, tokenizer_path):
     found, wanted = model._loglikelihood_tokens(ids), theirs._loglikelihood_tokens(ids, disable_tqdm=True)
     assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], rel=1e-5)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    with pytest.raises(InputError, match="request 1: 97 tokens to score, and the model reads 96"):
+        model._loglikelihood_tokens([ids[0], (("", ""), [1], [2] * (LIMIT + 1))])
+    assert len(model._loglikelihood_tokens([(("", ""), [1], [2] * LIMIT)])) == 1
+    with pytest.raises(InputError, match="document 0, part 0: no token to read before the scored ones"):
+        model._loglikelihood_tokens([(("", ""), [], [2])])
     with pytest.raises(InputError, match="generates none"):
         model.generate_until([])
 

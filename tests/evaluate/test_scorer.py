@@ -11,6 +11,8 @@ from tests.conftest import VOCAB
 from tests.evaluate.conftest import tiny
 from tokencodes.errors import CheckFailed
 from tokencodes.evaluate import packed
+from tokencodes.evaluate import scorer as scorer_module
+from tokencodes.evaluate.plan import make_plan
 from tokencodes.evaluate.requests import Asked, Request
 from tokencodes.evaluate.scorer import Scorer, _judge
 
@@ -141,6 +143,54 @@ def test_a_nan_stops_and_names_the_document(tmp_path):
     scorer.model = model
     with pytest.raises(CheckFailed, match="t, document 3, part 0: a log-probability is not finite"):
         scorer.score([request_of([1, 2, 3], 1, 2), request_of([4, 5, 6], 1, 3)])
+
+
+class Silent:
+    """A model that gives logits after some of the tokens that are asked for, not after all."""
+
+    def logits(self, one, rows):
+        yield torch.zeros(max(0, len(rows) - 1), VOCAB)
+
+
+def test_no_score_is_left_as_the_memory_was(monkeypatch):
+    scorer, request = Scorer(tiny("llama"), 64), request_of([1, 2, 3, 4], 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(scorer_module, "Packed", lambda model: Silent())
+        with pytest.raises(CheckFailed, match="the model gave logits after 1 tokens of a pass, and 2 were asked for"):
+            scorer.score([request])
+    whole = scorer._passes
+
+    def without_the_last(plan, journal, askers):
+        for one in plan.passes:
+            one.items, one.places = one.items[:-1], one.places[:-1]
+        return ((log_probs[:-1], best[:-1]) for log_probs, best in whole(plan, journal, askers))
+
+    monkeypatch.setattr(scorer, "_passes", without_the_last)
+    with pytest.raises(CheckFailed, match="t, document 5, part 0: a token has no log-probability after all passes"):
+        scorer.score([request_of([1, 2, 3, 4], 2, 5)])
+
+
+def test_keys_that_nobody_wrote_are_nan(monkeypatch):
+    seen = []
+    attend = packed._attention_of
+    monkeypatch.setattr(packed, "_attention_of", lambda query, keys, *rest: (seen.append(keys), attend(query, keys, *rest))[1])
+    model = tiny("llama")
+    plan, _ = make_plan([(one.tokens, one.scored) for one in some_requests()], 32)
+    forward = packed.Packed(model)
+    room = 0
+    with torch.no_grad():
+        for one in plan.passes:
+            for _ in forward.logits(one, torch.from_numpy(one.rows)):
+                pass
+            for piece in one.pieces:
+                if piece.kept:
+                    room += piece.room
+                    keys, values = forward.kept[id(piece)][0]
+                    end = piece.start + len(piece.tokens)
+                    assert keys.shape[1] == values.shape[1] == end + piece.room
+                    assert torch.isnan(keys[:, end:]).all() and torch.isnan(values[:, end:]).all()
+                    assert torch.isfinite(keys[:, :end]).all() and torch.isfinite(values[:, :end]).all()
+    assert room and all(torch.isfinite(keys).all() for keys in seen)
 
 
 def test_of_equally_likely_tokens_the_first_is_the_greedy_one():

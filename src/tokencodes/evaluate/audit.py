@@ -49,6 +49,7 @@ def record_of(request: Request, score: Score | None = None, dtype: str | None = 
         "dropped": request.dropped,
         "lost_bytes": request.lost,
         "prefix": request.prefix,
+        "begin": request.begin,
     }
     if score is not None:
         # The shortest decimals that give the same float32 again.

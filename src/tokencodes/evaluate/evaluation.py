@@ -128,6 +128,7 @@ def evaluate(
             "identity": told,
             "scorer": {"batch": scorer.batch, "how": scorer.how, "computed_tokens": scorer.computed},
             "environment": _environment(evaluated),
+            "tokenizer_begin": evaluated.texts.begin.tolist(),  # ids that the tokenizer puts before each text
             "requests_sha256": multiset_sha256(multiset(records)),
             "audit": [asdict(one) for one in counts(records)],
             "second_opinion": opinion,

@@ -84,6 +84,8 @@ class LanguageModel(TemplateLM):
         """The same from ids, for callers of lm-eval's own methods."""
         found = []
         for number, (_, context, scored) in enumerate(requests):
+            if len(scored) > self.limit:
+                raise InputError(f"request {number}: {len(scored)} tokens to score, and the model reads {self.limit}")
             dropped = max(0, len(context) + len(scored) - (self.limit + 1))
             ids = [np.array(some, dtype=np.uint32) for some in (context[dropped:], scored)]
             found.append(Request(Asked("", number, 0), ids[0], ids[1], dropped, None, None, "", "", ("", "")))

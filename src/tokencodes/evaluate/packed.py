@@ -103,7 +103,8 @@ class Packed:
         if piece.kept:
             both = []
             for own, old in zip((keys, values), before or (None, None), strict=True):
-                held = own.new_empty(own.shape[0], end + piece.room, own.shape[2])
+                # NaN, not memory as it is: a key that nobody wrote makes every score NaN that sees it.
+                held = own.new_full((own.shape[0], end + piece.room, own.shape[2]), torch.nan)
                 if old is not None:
                     held[:, : piece.start] = old[:, : piece.start]
                 both.append(held)

@@ -1,8 +1,12 @@
 """What a model is asked: the tokens it reads, and those of them whose log-probability is wanted.
 
 Texts become tokens by lm-eval's own rules, so that scores can be compared: white space at the end of a context moves to its
-continuation, both are encoded together and cut where the context alone ends; an empty context becomes the prefix token; what is
-longer than the model's context loses tokens on the left. Unlike there, what was lost is counted and kept with the request.
+continuation, both are encoded together and cut where the context alone ends; a context without tokens becomes the prefix token;
+what is longer than the model's context loses tokens on the left.
+
+Three things differ from lm-eval. What was lost is counted and kept with the request. A context whose characters give no token
+counts as an empty one; lm-eval stops there. A begin token that the tokenizer adds, or that the text itself has, is read before
+a rolling document and is not scored; lm-eval puts the prefix token before it and scores the begin token as well.
 """
 
 import hashlib
@@ -33,8 +37,10 @@ class Asked:
 class Request:
     """The last `scored` tokens are asked for, each given all before it; the very last one is not read.
 
-    dropped: tokens that the context limit cut from the left. lost: bytes of the scored text that no token stands for (None
-    where that cannot be told). prefix: the token that stands for an empty context, None where there is one.
+    dropped: tokens that the context limit cut from the left. lost: bytes of the text that no token stands for (None where that
+    cannot be told). prefix: the token that stands for an empty context, None where there is a context. begin: how many of the
+    context's tokens the tokenizer added by itself before the text. InputError if the context or the continuation has no token:
+    such a request has no answer.
     """
 
     asked: Asked
@@ -46,6 +52,13 @@ class Request:
     context_sha256: str
     continuation_sha256: str
     texts: tuple[str, str]  # as the task gave them
+    begin: int = 0
+
+    def __post_init__(self) -> None:
+        for tokens, purpose in ((self.context, "to read before the scored ones"), (self.continuation, "to score")):
+            if not len(tokens):
+                who = self.asked
+                raise InputError(f"{who.task}, document {who.document}, part {who.part}: no token {purpose}; leave it out")
 
     @property
     def scored(self) -> int:
@@ -80,18 +93,21 @@ def pair_requests(
     ids = dict(zip(distinct, texts.encode(distinct), strict=True))
     hashes = {context: sha256(context) for context in distinct}
     whole = texts.encode([context + continuation for context, continuation in split])
-    found, too_long = [], dict[str, list[tuple[int, str]]]()
+    found: list[Request] = []
+    empty: dict[str, list[str]] = {}  # by benchmark: continuations that give no token
+    too_long: dict[str, list[tuple[int, str]]] = {}
     for (context, continuation), (before, after), all_ids, who in zip(pairs, split, whole, asked, strict=True):
-        first, used = ids[before], None
+        first, used, begin = ids[before], None, texts.begun(before)
         scored = all_ids[len(first) :]
-        if not before:
-            first, scored, used = _prefixed(texts.plain(after), prefix, who)
+        if len(first) == begin:  # the context has no token of its own
+            first, scored, used = _prefixed(all_ids[texts.begun(before + after) :], prefix, who)
+            begin = 0
+        benchmark, where = who.task.partition("/")[0], f"{who.task}, document {who.document}"
         if not len(scored):
-            raise InputError(
-                f"{who.task}, document {who.document}, choice {who.part}: {continuation!r} gives no token to score"
-            )
+            empty.setdefault(benchmark, []).append(f"{where}, choice {who.part}: {continuation!r}")
+            continue
         if len(scored) > limit:
-            too_long.setdefault(who.task.partition("/")[0], []).append((len(scored), f"{who.task}, document {who.document}"))
+            too_long.setdefault(benchmark, []).append((len(scored), where))
             continue
         dropped = max(0, len(first) + len(scored) - (limit + 1))
         found.append(
@@ -100,13 +116,17 @@ def pair_requests(
                 first[dropped:] if dropped else first,
                 scored,
                 dropped,
-                texts.lost(after, scored) if used is not None else texts.lost(before + after, all_ids),
+                texts.lost(before + after, all_ids),
                 used,
                 hashes[before],
                 sha256(after),
                 (context, continuation),
+                max(0, begin - dropped),
             )
         )
+    if empty:
+        counts = [f"{name}: {len(places)} (such as {places[0]})" for name, places in empty.items()]
+        raise InputError(f"continuations that give no token to score, {'; '.join(counts)}; leave out {', '.join(empty)}")
     if too_long:
         longest = [f"{name}: {len(some)} of up to {max(some)[0]} tokens ({max(some)[1]})" for name, some in too_long.items()]
         raise InputError(
@@ -122,7 +142,8 @@ def _moved(context: str, continuation: str) -> tuple[str, str]:
 
 
 def _prefixed(scored: Tokens, prefix: int | None, who: Asked) -> tuple[Tokens, Tokens, int | None]:
-    """An empty context: the prefix token stands for it, unless the text begins with that token itself."""
+    """Context, scored tokens, and the prefix token where it was put before them. It stands for a context without tokens, unless
+    the text begins with that very token."""
     if prefix is None:
         raise InputError(f"{who.task}, document {who.document}: an empty context, and no prefix token; give --prefix-token")
     if len(scored) and scored[0] == prefix:
@@ -133,34 +154,49 @@ def _prefixed(scored: Tokens, prefix: int | None, who: Asked) -> tuple[Tokens, T
 def rolling_requests(
     documents: Sequence[str], asked: Sequence[Asked], texts: Texts, limit: int, prefix: int | None
 ) -> list[Request]:
-    """Windows in which each token of a document is asked for once, with as much of it before as fits: the first window begins
+    """Windows in which each token of a document is asked for once, with as much of it before as fits. The first window begins
     with the prefix token, later ones with one token of the window before, the last one reaches back to be full.
 
-    Without a prefix (None) the first token of a document is read and not asked for.
+    Tokens that the tokenizer adds before the text are read after the prefix token and not asked for. Where they begin with the
+    prefix token, or the text itself does, no other one is put before it. Without a prefix (None) and without added tokens the
+    first token of a document is read and not asked for.
     """
     found = []
     for text, whole, who in zip(documents, texts.encode(list(documents)), asked, strict=True):
-        if len(whole) < 1 + (prefix is None):
-            raise InputError(f"{who.task}, document {who.document}: {text[:40]!r} gives no token to score")
+        begin = texts.begun(text)
+        opening, scored, used = _opened(whole, begin, prefix)
+        if not len(scored):
+            raise InputError(f"{who.task}, document {who.document}: {text[:40]!r} gives no token to score; leave it out")
         lost, first = texts.lost(text, whole), hashlib.sha256(b"").hexdigest()
-        for number, (context, scored) in enumerate(windows(whole, limit, prefix)):
-            used = prefix if number == 0 else None
+        for number, (context, part) in enumerate(windows(opening, scored, limit)):
             who_here = Asked(who.task, who.document, number, ROLLING)
-            hashed = hashlib.sha256(scored.astype("<u4").tobytes()).hexdigest()
-            found.append(Request(who_here, context, scored, 0, lost if number == 0 else 0, used, first, hashed, ("", text)))
+            hashed = hashlib.sha256(part.astype("<u4").tobytes()).hexdigest()
+            here = (lost, used) if number == 0 else (0, None)
+            found.append(Request(who_here, context, part, 0, *here, first, hashed, ("", text), begin if number == 0 else 0))
     return found
 
 
-def windows(ids: Tokens, limit: int, prefix: int | None) -> list[tuple[Tokens, Tokens]]:
-    """(context, scored) pairs; a context and its scored tokens but the last are at most `limit`."""
-    if prefix is None:
-        before, start = ids[:1], 1
-    else:
-        before, start = np.array([prefix], dtype=np.uint32), 0
-    end = min(len(ids), start + limit + 1 - len(before))
-    found = [(before, ids[start:end])]
-    while end < len(ids):
-        start, end = end, min(len(ids), end + limit)
+def _opened(whole: Tokens, begin: int, prefix: int | None) -> tuple[Tokens, Tokens, int | None]:
+    """What is read before the first scored token of a document, the scored tokens, and the prefix token if it opens the text.
+
+    whole: the document's tokens, of which the tokenizer added the first `begin`.
+    """
+    if prefix is None or (not begin and len(whole) and whole[0] == prefix):
+        first = max(begin, 1)
+        return whole[:first], whole[first:], None
+    if begin and whole[0] == prefix:
+        return whole[:begin], whole[begin:], prefix
+    return np.concatenate([np.array([prefix], dtype=np.uint32), whole[:begin]]), whole[begin:], prefix
+
+
+def windows(opening: Tokens, ids: Tokens, limit: int) -> list[tuple[Tokens, Tokens]]:
+    """(context, scored) pairs for the tokens `ids` after `opening`. A context and its scored tokens but the last are at most
+    `limit` together."""
+    whole = np.concatenate([opening[-limit:], ids])
+    start, end = len(whole) - len(ids), min(len(whole), limit + 1)
+    found = [(whole[:start], whole[start:end])]
+    while end < len(whole):
+        start, end = end, min(len(whole), end + limit)
         # A full window: as many tokens before the scored ones as fit, at least one.
-        found.append((ids[end - limit - 1 : start], ids[start:end]))
+        found.append((whole[end - limit - 1 : start], whole[start:end]))
     return found

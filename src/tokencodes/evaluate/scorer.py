@@ -5,9 +5,8 @@ before change no bit on one machine. Log-softmax in float32, whatever the model 
 """
 
 import hashlib
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tokencodes.errors import CheckFailed
+from tokencodes.evaluate.journal import Answer, Journal, noted_batch
 from tokencodes.evaluate.packed import Packed, Rows, Unsupported
 from tokencodes.evaluate.plan import Pass, Plan, make_plan
 from tokencodes.evaluate.requests import Request
-from tokencodes.files import read_json, read_json_lines, write_json
 
 CPU_BATCH, CUDA_BATCH = 1024, 32768  # tokens of a pass: the first, and the largest that is tried
 AGREE, AGREE_REDUCED = 1e-3, 0.25  # logits of packed and own forward, by dtype: float32, or less
-
-BATCH_FILE = "batch.json"  # in the journal
 
 Progress = Callable[[int, int, float, float], None]  # requests done, of how many, requests a second, seconds left
 Floats = NDArray[np.float32]
@@ -69,33 +66,42 @@ class Scorer:
         self.model = model.eval()
         self.shared, self.how = self._can_be_packed()
         self.journal, self.progress = journal, progress
-        self.batch = batch or self._noted() or self._fitting()
+        # As an evaluation was begun, whatever memory is free now: another batch size would be another plan.
+        self.batch = batch or noted_batch(journal) or self._fitting()
         kind = f"{model.device.type} {model.dtype} {torch.__version__} {torch.get_num_threads()} {fingerprint}"
         self._kind = hashlib.sha256(kind.encode()).hexdigest()
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         self.computed = 0  # tokens so far
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
-        """The score of each request. CheckFailed where a log-probability is not finite."""
+        """The score of each request. CheckFailed where a log-probability is not finite, or a token was not scored."""
         plan, item_of = make_plan([(one.tokens, one.scored) for one in requests], self.batch, self.shared)
-        log_probs = [np.empty(scored, dtype=np.float32) for _, scored in plan.items]
+
+        def fail(item: int, what: str) -> CheckFailed:
+            who = requests[int(np.flatnonzero(item_of == item)[0])].asked
+            return CheckFailed(f"{who.task}, document {who.document}, part {who.part}: {what}")
+
+        log_probs = [np.full(scored, np.nan, dtype=np.float32) for _, scored in plan.items]
         greedy = np.ones(len(plan.items), dtype=bool)
-        with _Journal(self.journal, f"{self._kind[:16]}-{plan.sha256[:16]}", self.batch) as journal:
+        name, sizes = f"{self._kind[:16]}-{plan.sha256[:16]}", [len(one.items) for one in plan.passes]
+        with Journal(self.journal, name, self.batch, sizes) as journal:
             for number, (found, best) in enumerate(self._passes(plan, journal, np.bincount(item_of))):
                 one = plan.passes[number]
                 if not np.isfinite(found).all():
-                    item = self._culprit(plan, one.items[~np.isfinite(found)])
-                    who = requests[int(np.flatnonzero(item_of == item)[0])].asked
-                    raise CheckFailed(
-                        f"{who.task}, document {who.document}, part {who.part}: a log-probability is not finite; this model's "
-                        "logits are NaN or infinite there, so no score of it can be believed"
+                    raise fail(
+                        self._culprit(plan, one.items[~np.isfinite(found)]),
+                        "a log-probability is not finite; this model's logits are NaN or infinite there, so no score of it can "
+                        "be believed",
                     )
                 for item, place, value in zip(one.items, one.places, found, strict=True):
                     log_probs[item][place] = value
                 np.logical_and.at(greedy, one.items, best)
+        for item, values in enumerate(log_probs):
+            if np.isnan(values).any():
+                raise fail(item, "a token has no log-probability after all passes; this is a fault of the plan")
         return [Score(log_probs[item], bool(greedy[item])) for item in item_of]
 
-    def _passes(self, plan: Plan, journal: "_Journal", askers: NDArray[np.int64]) -> Any:
+    def _passes(self, plan: Plan, journal: Journal, askers: NDArray[np.int64]) -> Iterator[Answer]:
         """Log-probabilities and whether they are the best, float32[A] and bool[A], of each pass: noted ones, or computed."""
         needed = _needed(plan, journal.done)
         forward = Packed(self.model) if self.shared else Rows(self.model)
@@ -118,16 +124,20 @@ class Scorer:
             yield journal.done.get(number, answer)
 
     @torch.no_grad()
-    def _answers(self, forward: Packed | Rows, one: Pass) -> tuple[Floats, NDArray[np.bool_]]:
+    def _answers(self, forward: Packed | Rows, one: Pass) -> Answer:
+        """CheckFailed if the model gave no logits for a row that is asked for."""
         rows, place = np.unique(one.rows, return_inverse=True)
         device = self.model.device
-        log_probs, best, begin = np.empty(len(place), dtype=np.float32), np.empty(len(place), dtype=bool), 0
+        log_probs, best = np.full(len(place), np.nan, dtype=np.float32), np.zeros(len(place), dtype=bool)
+        begin = 0
         for logits_RV in forward.logits(one, torch.from_numpy(rows).to(device)):
             here = np.flatnonzero((place >= begin) & (place < begin + len(logits_RV)))
             row = torch.from_numpy(place[here] - begin).to(device)
             target = torch.from_numpy(one.targets[here]).to(device)
             log_probs[here], best[here] = (found.cpu().numpy() for found in _judge(logits_RV, row, target))
             begin += len(logits_RV)
+        if begin != len(rows):
+            raise CheckFailed(f"the model gave logits after {begin:,} tokens of a pass, and {len(rows):,} were asked for")
         return log_probs, best
 
     @torch.no_grad()
@@ -163,11 +173,6 @@ class Scorer:
         if not worst <= (AGREE if self.model.dtype == torch.float32 else AGREE_REDUCED):
             return False, f"a row for each request, nothing shared (packed logits would differ by {worst:.2g})"
         return True, "packed, common beginnings computed once"
-
-    def _noted(self) -> int | None:
-        """The batch size with which this evaluation was begun, whatever memory is free now: another would be another plan."""
-        place = self.journal / BATCH_FILE if self.journal else None
-        return int(read_json(place)["batch"]) if place and place.is_file() else None
 
     def _fitting(self) -> int:
         """Tokens of a pass: on a GPU the most that fit, of powers of two."""
@@ -218,36 +223,3 @@ def _finished(plan: Plan, askers: NDArray[np.int64]) -> NDArray[np.int64]:
     for number, one in enumerate(plan.passes):
         last[one.items] = number
     return np.bincount(last, weights=askers, minlength=len(plan.passes)).astype(np.int64)
-
-
-class _Journal:
-    """The passes that are done, in a file of JSON lines; it is for one model and one plan, and says so by its name."""
-
-    def __init__(self, folder: Path | None, name: str, batch: int) -> None:
-        self.batch = batch
-        self.path = folder / f"passes-{name}.jsonl" if folder else None
-        self.done: dict[int, tuple[Floats, NDArray[np.bool_]]] = {}
-        for record in read_json_lines(self.path) if self.path else ():
-            self.done[record["pass"]] = (np.array(record["log_probs"], np.float32), np.array(record["best"], dtype=bool))
-        self._file: Any = None
-
-    def __enter__(self) -> "_Journal":
-        if self.path:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.path.parent / BATCH_FILE, {"batch": self.batch})
-            if self.path.is_file():  # a line that a kill cut short goes
-                data = self.path.read_bytes()
-                self.path.write_bytes(data[: data.rfind(b"\n") + 1])
-            self._file = self.path.open("a", encoding="utf-8")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._file:
-            self._file.close()
-
-    def note(self, number: int, answer: tuple[Floats, NDArray[np.bool_]]) -> None:
-        """Writes down one pass."""
-        if self._file:
-            told = {"pass": number, "log_probs": answer[0].tolist(), "best": answer[1].astype(int).tolist()}
-            self._file.write(json.dumps(told) + "\n")
-            self._file.flush()

@@ -69,12 +69,12 @@ def check(
     largest, tokens, near, total = 0.0, 0, 0, 0.0
     for claim in claims:
         ids, scored = _ids(tokenizer, claim, limit, prefix)
+        where = f"{claim.task}, document {claim.document}, part {claim.part}"
+        if scored != len(claim.log_probs) or scored < 1:
+            raise CheckFailed(f"{where}: {len(claim.log_probs)} tokens were scored, a second scorer finds {scored}")
         logits = exact(input_ids=torch.tensor([ids[:-1]], device=model.device)).logits[0, -scored:].float()
         wanted = torch.tensor(ids[-scored:], device=model.device)
         own = torch.log_softmax(logits, -1)[torch.arange(scored), wanted].cpu().tolist()
-        where = f"{claim.task}, document {claim.document}, part {claim.part}"
-        if len(own) != len(claim.log_probs):
-            raise CheckFailed(f"{where}: {len(claim.log_probs)} tokens were scored, a second scorer finds {len(own)}")
         differences = [abs(one - other) for one, other in zip(own, claim.log_probs, strict=True)]
         apart = max(differences)
         if not all(one <= allowed for one in differences):  # NaN is not
@@ -101,27 +101,40 @@ def check(
 def _ids(tokenizer: PreTrainedTokenizerBase, claim: Claim, limit: int, prefix: int | None) -> tuple[list[int], int]:
     """All ids of a claim, and how many at the end are scored."""
     if claim.window is not None:
-        return _window(tokenizer.encode(claim.continuation), claim.window, limit, prefix)
+        return _window(tokenizer, claim.continuation, claim.window, limit, prefix)
     context, continuation = claim.context, claim.continuation
     while context and context[-1].isspace():
         context, continuation = context[:-1], context[-1] + continuation
-    if context:
-        before = tokenizer.encode(context)
-        ids = before + tokenizer.encode(context + continuation)[len(before) :]
+    before, added = _encoded(tokenizer, context)
+    if len(before) > added:  # at least one token is the context's own
+        ids = before + _encoded(tokenizer, context + continuation)[0][len(before) :]
         scored = len(ids) - len(before)
     else:
-        ids = tokenizer.encode(continuation, add_special_tokens=False)
-        if ids[0] != prefix:
+        ids = tokenizer.encode(context + continuation, add_special_tokens=False)
+        if prefix is not None and ids[:1] != [prefix]:
             ids = [prefix, *ids]
         scored = len(ids) - 1
     return ids[-(limit + 1) :], scored
 
 
-def _window(ids: list[int], number: int, limit: int, prefix: int | None) -> tuple[list[int], int]:
+def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], int]:
+    """Ids of a text, and how many of them the tokenizer added before it: none where the text begins with them itself."""
+    whole, bare = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
+    added = len(whole) - len(bare)
+    if added and text.startswith(tokenizer.decode(whole[:added])):
+        return bare, 0
+    return whole, added
+
+
+def _window(
+    tokenizer: PreTrainedTokenizerBase, text: str, number: int, limit: int, prefix: int | None
+) -> tuple[list[int], int]:
     """Tokens are predicted in runs of `limit`; each run but the first has what fits before it, and one token at least."""
-    if prefix is not None:
-        ids = [prefix, *ids]
-    # The token at place p is predicted from those before it: places 1.. are scored, `limit` of them a window.
-    begin = 1 + number * limit
-    end = min(begin + limit, len(ids))
+    ids, added = _encoded(tokenizer, text)
+    if prefix is not None and ids[:1] != [prefix]:
+        ids, added = [prefix, *ids], added + 1
+    # The token at place p is predicted from those before it. The prefix and what the tokenizer added are not predicted, and
+    # neither is the first of all. Window 0 ends before place 1 + limit, each later one `limit` places further on.
+    begin = max(added, 1, 1 + number * limit)
+    end = min(1 + (number + 1) * limit, len(ids))
     return ids[max(0, end - limit - 1) : end], end - begin

@@ -80,10 +80,13 @@ def other_prefixes(requests: Iterable[Request], prefixes: Sequence[int | None]) 
         some = []
         for one in first:
             scored = one.continuation[:FIRST] if one.asked.kind == ROLLING else one.continuation
-            if prefix is None and len(scored) > 1:
-                some.append(replace(one, context=scored[:1], continuation=scored[1:], prefix=None))
-            elif prefix is not None:
-                some.append(replace(one, context=np.array([prefix], np.uint32), continuation=scored, prefix=prefix))
+            bare = np.concatenate([one.context[1:], scored])  # what the tokenizer added after the prefix is not scored either
+            if prefix is not None:
+                context = np.concatenate([np.array([prefix], np.uint32), one.context[1:]])
+                some.append(replace(one, context=context, continuation=scored, prefix=prefix))
+            elif len(bare) > 1:
+                read = max(1, len(one.context) - 1)
+                some.append(replace(one, context=bare[:read], continuation=bare[read:], prefix=None))
         found[prefix] = some
     return found
 

@@ -53,14 +53,18 @@ class Texts:
 
     def encode(self, texts: list[str]) -> list[Tokens]:
         """Ids of texts, what the tokenizer begins each with included; but not where a text begins with it itself."""
-        found = self._bare(texts)
-        if not len(self.begin):
-            return found
-        literal = self.tokenizer.decode(self.begin)
         return [
-            ids if text.startswith(literal) else np.concatenate([self.begin, ids])
-            for text, ids in zip(texts, found, strict=True)
+            np.concatenate([self.begin, ids]) if self.begun(text) else ids
+            for text, ids in zip(texts, self._bare(texts), strict=True)
         ]
+
+    def begun(self, text: str) -> int:
+        """How many tokens `encode` puts before a text: what the tokenizer begins each with, unless the text has it itself."""
+        return 0 if not len(self.begin) or text.startswith(self._literal) else len(self.begin)
+
+    @cached_property
+    def _literal(self) -> str:
+        return str(self.tokenizer.decode(self.begin))
 
     def _bare(self, texts: list[str]) -> list[Tokens]:
         if self._cached is None:
@@ -80,7 +84,7 @@ class Texts:
         the tokenizer is not byte-level, so that it cannot be told from ids."""
         if self._bytes is None:
             return None
-        own = ids[len(self.begin) :] if len(self.begin) and (ids[: len(self.begin)] == self.begin).all() else ids
+        own = ids[self.begun(text) :]
         if self._special[own].any():  # stands for no bytes of text, but was read from some
             return None
         return len(text.encode()) - int(self._bytes[own].sum())

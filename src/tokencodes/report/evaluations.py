@@ -174,8 +174,18 @@ def lead_of(told: Told) -> list[str]:
         f"A second scorer, one request at a time and nothing shared, computed {opinion['checked']} requests anew: "
         f"{opinion['largest']:.1e} nats a token apart at most (allowed: {opinion['allowed']:g}).",
         *([held_out[who.get("embedded_held_out")]] if "embedded" in who["benchmarks"] else []),
+        *_begun(told),
         "One model is one draw: nothing here says how another seed, recipe or text would do.",
     ]
+
+
+def _begun(told: Told) -> list[str]:
+    """What the tokenizer puts before each text, where it does so."""
+    begin = told.get("tokenizer_begin")
+    if not begin:
+        return []
+    many = "token" if len(begin) == 1 else "tokens"
+    return [f"The tokenizer puts {many} {', '.join(map(str, begin))} before each text. This is read, and is not scored."]
 
 
 def curves(evaluations: Sequence[Told]) -> str:
