@@ -194,13 +194,16 @@ def _refuse_other(out: Path, whole: str, *parts: str) -> None:
 
 def _table(found: dict[str, Any]) -> Table:
     from tokencodes.evaluate.audit import title_of
+    from tokencodes.evaluate.suites import NOT_METRICS
     from tokencodes.report.contrasts import scaled
 
-    table = Table("benchmark", "documents", "metric", "value", title=found["identity"]["model"])
+    table = Table("benchmark", "documents", "metric", "value", "ties", title=found["identity"]["model"])
     for name, values in found["results"].items():
         for metric, value in values.items():
-            if metric not in ("documents", "lost_bytes"):
-                table.add_row(title_of(name), f"{values['documents']:,}", metric, scaled(metric, value))
+            if metric not in NOT_METRICS:
+                ties = values.get("ties", {}).get(metric, {}).get("best")
+                shown = "-" if ties is None else f"{ties:,}"
+                table.add_row(title_of(name), f"{values['documents']:,}", metric, scaled(metric, value), shown)
     return table
 
 

@@ -12,6 +12,7 @@ from tokencodes.evaluate.suites import Benchmark
 from tokencodes.evaluate.tasks import TaskOf
 
 NORMS = ("none", "characters", "bytes", "tokens")
+NORM_OF = {"acc": "none", "acc_norm": "characters"}  # what each accuracy compares
 
 
 def cluster_of(one: Benchmark, task: TaskOf, row: dict[str, Any], number: int) -> str:
@@ -71,7 +72,8 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def _choices(task: TaskOf, row: dict[str, Any], mine: list[dict[str, Any]], metrics: dict[str, Any]) -> dict[str, Any]:
-    """Of a multiple-choice document: the right choice; log-probability and length of each; the choice taken by each norm."""
+    """Of a multiple-choice document: the right choice; the log-probability of each; by each norm the choice that is taken, and
+    how many choices share the best number. Of these the first is taken, as lm-eval's argmax does it."""
     texts = task.task.doc_to_choice(row)
     gold = task.task.doc_to_text(row) if task.task.multiple_input else task.task.doc_to_target(row)
     gold = texts.index(gold) if isinstance(gold, str) else int(gold)
@@ -84,13 +86,24 @@ def _choices(task: TaskOf, row: dict[str, Any], mine: list[dict[str, Any]], metr
     }
     if task.task.multiple_input:  # the choices are contexts, and all have the same continuation
         lengths = dict.fromkeys(NORMS, lengths["none"])
-    taken = {norm: _first_best([total / size for total, size in zip(totals, lengths[norm], strict=True)]) for norm in NORMS}
-    for name, norm in (("acc", "none"), ("acc_norm", "characters")):
+    compared = {norm: [total / size for total, size in zip(totals, lengths[norm], strict=True)] for norm in NORMS}
+    taken = {norm: values.index(max(values)) for norm, values in compared.items()}
+    for name, norm in NORM_OF.items():
         comparable = name in metrics and not (name == "acc_norm" and task.task.multiple_input)
         if comparable and float(metrics[name]) != float(taken[norm] == gold):
             raise CheckFailed(f"{task.name}: {name} is {taken[norm] == gold} by our scores, {metrics[name]} by lm-eval: {row}")
-    return {"gold": gold, "log_probs": totals, "taken": taken, "choices": len(mine)}
+    equal = {norm: values.count(max(values)) for norm, values in compared.items()}
+    return {"gold": gold, "log_probs": totals, "taken": taken, "equal_best": equal, "choices": len(mine)}
 
 
-def _first_best(values: Sequence[float]) -> int:
-    return max(range(len(values)), key=lambda number: (values[number], -number))
+def ties_of(documents: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """By accuracy: in how many documents several choices share the best number that is compared, and in how many all do."""
+    found = {}
+    for name, norm in NORM_OF.items():
+        some = [(one["equal_best"][norm], one["choices"]) for one in documents if name in one["metrics"] and "choices" in one]
+        if some:
+            found[name] = {
+                "best": sum(equal > 1 for equal, _ in some),
+                "all": sum(equal == choices for equal, choices in some),
+            }
+    return found

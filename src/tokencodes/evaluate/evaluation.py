@@ -23,7 +23,7 @@ import tokencodes
 from tokencodes.errors import InputError
 from tokencodes.evaluate import sensitivity
 from tokencodes.evaluate.audit import Count, counts, multiset, multiset_sha256, record_of, write_records
-from tokencodes.evaluate.documents import document_records
+from tokencodes.evaluate.documents import document_records, ties_of
 from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request, pair_requests, rolling_requests
 from tokencodes.evaluate.scorer import Progress, Score, Scorer, no_progress
 from tokencodes.evaluate.second import Claim, check, sample
@@ -228,7 +228,8 @@ def _documents(
 
 
 def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By benchmark: its metrics over documents, as fractions; perplexities and bits per byte where they are what is meant."""
+    """By benchmark: its metrics over documents, as fractions; perplexities and bits per byte where they are what is meant; of
+    multiple choice also the ties (`ties_of`)."""
     found = {}
     for one in benchmarks:
         some = [record for record in documents if record["task"].partition("/")[0] == one.name]
@@ -243,7 +244,9 @@ def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]
                 values = [record["metrics"][name] for record in some if name in record["metrics"]]
                 if values:
                     told[name] = math.fsum(values) / len(values)
-            if some and "choices" not in some[0]:
+            if some and "choices" in some[0]:
+                told["ties"] = ties_of(some)
+            elif some:
                 told["perplexity"] = math.exp(math.fsum(record["nats"] for record in some) / len(some))
         found[one.name] = told
     return found

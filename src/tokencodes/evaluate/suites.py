@@ -12,6 +12,7 @@ from typing import Literal
 from tokencodes.errors import InputError, nearest
 
 PAPER_CONTEXT = 2048  # tokens that the paper's models read
+NOT_METRICS = ("documents", "lost_bytes", "ties")  # what the results of a benchmark hold besides its metrics
 
 
 @dataclass(frozen=True)

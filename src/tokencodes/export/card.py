@@ -20,7 +20,7 @@ SAMPLING = {
     "token-uniform": "place, each with equal chance",
     "packed": "place in documents packed one behind the other",
 }
-NOT_METRICS = ("documents", "lost_bytes", "byte_perplexity")
+NOT_METRICS = ("documents", "lost_bytes", "byte_perplexity", "ties")
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ from typing import Any
 from tokencodes.errors import InputError
 from tokencodes.evaluate.audit import title_of
 from tokencodes.evaluate.contrast import compared, sides
+from tokencodes.evaluate.suites import NOT_METRICS
 from tokencodes.files import read_json
 from tokencodes.report.contrasts import forest, grid_of, scaled, sentences
 from tokencodes.report.evaluations import audit_grid
 from tokencodes.report.results import StudyResult
 from tokencodes.report.tables import Grid
 
-LEFT_OUT = ("documents", "lost_bytes", "byte_perplexity")
+LEFT_OUT = (*NOT_METRICS, "byte_perplexity")
 
 
 @dataclass(frozen=True)

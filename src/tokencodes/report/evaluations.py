@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from tokencodes.errors import InputError
 from tokencodes.evaluate.audit import title_of
-from tokencodes.evaluate.suites import BENCHMARKS
+from tokencodes.evaluate.suites import BENCHMARKS, NOT_METRICS
 from tokencodes.files import read_json, write_text
 from tokencodes.report.figures import COLOURS, MARKERS, STYLE, WIDTH_INCHES, svg
 from tokencodes.report.pages import rendered
@@ -39,13 +39,13 @@ def results_grid(evaluations: Sequence[Told]) -> Grid:
     asked = [(name, metric) for name, first in evaluations[0]["results"].items() for metric in first]
     known = any(TABLE_3.get(one) for one in asked)  # the paper asked none of `embedded` and `cloze`
     beside = [MODELS.index(name) for name in ("Learned", "Binary16", "GF2", "SmolLM2-135M")] if known else []
-    columns = ["benchmark", "metric", *(_name(one) for one in evaluations), "chance", "documents"]
+    columns = ["benchmark", "metric", *(_name(one) for one in evaluations), "chance", "documents", "ties"]
     columns += [f"paper: {MODELS[n]}" for n in beside]
     audits = {one["name"]: one for one in evaluations[0]["audit"]}
     rows = []
     for name, first in evaluations[0]["results"].items():
         for metric in first:
-            if metric in ("documents", "lost_bytes", "byte_perplexity"):
+            if metric in (*NOT_METRICS, "byte_perplexity"):
                 continue
             size = first["documents"]
             ours = [_shown(metric, one["results"][name][metric], size) for one in evaluations]
@@ -53,10 +53,12 @@ def results_grid(evaluations: Sequence[Told]) -> Grid:
             chance = percent(1 / choices) if metric.startswith("acc") and choices > 1 else "-"
             paper = TABLE_3.get((name, metric))
             cells = ["-"] * len(beside) if paper is None else [_cell(*paper[number]) for number in beside]
-            rows.append([title_of(name), metric, *ours, chance, f"{size:,}", *cells])
+            ties = " / ".join(_ties(one["results"][name], metric) for one in evaluations)
+            rows.append([title_of(name), metric, *ours, chance, f"{size:,}", ties, *cells])
     note = (
         "Accuracies in percent, ± their standard error over documents as if these were independent. Chance: one in the number "
-        "of choices, in the mean."
+        "of choices, in the mean. Ties: documents in which several choices share the best number that is compared, and in "
+        "brackets those in which all do. The first of the best counts."
     )
     if known:
         note += (
@@ -64,6 +66,26 @@ def results_grid(evaluations: Sequence[Told]) -> Grid:
             "audits."
         )
     return Grid("Results beside the paper's Table 3" if known else "Results", columns, rows, 2, note)
+
+
+def _ties(results: dict[str, Any], metric: str) -> str:
+    """How many documents of a benchmark were ties by a metric."""
+    found = results.get("ties", {}).get(metric)
+    return "-" if found is None else f"{found['best']:,} ({found['all']:,})"
+
+
+def _tied(told: Told) -> list[str]:
+    """A sentence for each endpoint of which a tenth of the documents or more are ties."""
+    lines = []
+    for name, values in told["results"].items():
+        metric = BENCHMARKS[name].endpoint if name in BENCHMARKS else "acc"
+        found = values.get("ties", {}).get(metric)
+        if found and 10 * found["best"] >= values["documents"]:
+            lines.append(
+                f"{title_of(name)}: {found['best']:,} of {values['documents']:,} documents are ties in {metric}. There the "
+                "first of the best choices counts, whatever the model prefers."
+            )
+    return lines
 
 
 def _cell(value: float, error: float | None) -> str:
@@ -175,6 +197,7 @@ def lead_of(told: Told) -> list[str]:
         f"{opinion['largest']:.1e} nats a token apart at most (allowed: {opinion['allowed']:g}).",
         *([held_out[who.get("embedded_held_out")]] if "embedded" in who["benchmarks"] else []),
         *_begun(told),
+        *_tied(told),
         "One model is one draw: nothing here says how another seed, recipe or text would do.",
     ]
 
