@@ -17,7 +17,7 @@ ALLOWED = {
     "init": {"model"},
     "swap": {"codes", "interfaces"},
     "parallel": set(),
-    "checkpoint": {"model", "parallel"},
+    "checkpoint": {"codes", "model", "parallel"},
     "data": set(),
     "train": {"codes", "data", "model", "init", "loss", "parallel", "checkpoint"},
     "evaluate": {"codes", "data", "model", "loss", "checkpoint"},

@@ -99,8 +99,9 @@ def _check_evaluation(study: StudyConfig) -> None:
     from tokencodes.evaluate.suites import benchmarks
     from tokencodes.evaluate.tasks import check_rows, harness
 
+    chosen = benchmarks(asked.suite)
     harness()
-    check_rows(benchmarks(asked.suite), Path(asked.data) if asked.data else None)
+    check_rows(chosen, Path(asked.data) if asked.data else None)
     if asked.context is not None and asked.context > study.model.context:
         raise InputError(f"evaluation.context {asked.context}: the models read {study.model.context} tokens at most")
 
@@ -125,8 +126,7 @@ def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
 def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> bool:
     """Scores every run on the suite; False if a stop was asked for: what is scored by then is kept."""
     from tokencodes.evaluate.evaluation import Asking, evaluate, identity, kept_evaluation, same
-    from tokencodes.evaluate.language_model import context_limit
-    from tokencodes.evaluate.subject import open_evaluated
+    from tokencodes.evaluate.subject import context_limit, open_evaluated
     from tokencodes.evaluate.suites import benchmarks
 
     asked, chosen = study.evaluation, benchmarks(study.evaluation.suite)

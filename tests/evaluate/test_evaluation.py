@@ -187,15 +187,17 @@ def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_h
     assert by_run.held_out is None  # its text is a prepared folder, of which nothing is known
     shutil.copytree(run, tmp_path / "run")
     config = (tmp_path / "run" / "config.toml").read_text()
+    before = next(line for line in config.splitlines() if line.startswith("dataset = "))
     for data, said in (
         ('inputs = ["embedded:austen"]\nvalidation = 0.02\nsplit_seed = 0', True),
         ('inputs = ["embedded:austen"]\nvalidation = 0.001\nsplit_seed = 0', False),
         ('inputs = ["embedded:austen"]\nvalidation = 0.02\nsplit_seed = 1', False),
         ('inputs = ["embedded:austen", "more.jsonl"]\nvalidation = 0.02\nsplit_seed = 0', None),
     ):
-        head, _, tail = config.partition("[data]")
-        rest = tail[tail.index("\n[") :] if "\n[" in tail else ""
-        (tmp_path / "run" / "config.toml").write_text(f"{head}[data]\n{data}\n{rest}")
+        kept = "".join(
+            line for line in config.splitlines(True) if not line.startswith(("inputs = ", "validation = ", "split_seed = "))
+        )
+        (tmp_path / "run" / "config.toml").write_text(kept.replace(before, data))
         assert open_evaluated(str(tmp_path / "run"), None, "cpu", "float32").held_out is said
     asking = Asking(benchmarks("embedded"), None, 96, by_run.texts.prefix, documents=2)
     told = evaluate(by_run, asking, tmp_path / "out")["identity"]
@@ -239,7 +241,8 @@ def test_every_checkpoint_of_a_run_makes_curves(runs, real_data, tmp_path, capsy
     assert len(names) == 2 and sorted(path.parent.name for path in tmp_path.glob("*/evaluation.json")) == names
     page = (tmp_path / "report.html").read_text()
     assert "<svg" in page and "Endpoints over checkpoints of one run" in page
-    assert command(["evaluate", str(run / "model"), "--every-checkpoint", "--data", "x", "--out", str(tmp_path / "b")]) == 2
+    asked = ["evaluate", str(run / "model"), "--every-checkpoint", "--suite", "embedded", "--out", str(tmp_path / "b")]
+    assert command(asked) == 2
     assert "--every-checkpoint wants one" in capsys.readouterr().err
 
 

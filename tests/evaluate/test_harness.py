@@ -8,8 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.evaluate.conftest import tiny
 from tokencodes.errors import InputError
-from tokencodes.evaluate.language_model import LanguageModel, context_limit
+from tokencodes.evaluate.language_model import LanguageModel
 from tokencodes.evaluate.scorer import Scorer
+from tokencodes.evaluate.subject import context_limit
 from tokencodes.evaluate.suites import BENCHMARKS, MULTIPLE_CHOICE
 from tokencodes.evaluate.tasks import make_tasks
 from tokencodes.evaluate.texts import open_texts

@@ -1,7 +1,7 @@
 """A checkpoint is a directory that appears at once, and is believed only if every byte of it is what was written.
 
-`layout` says what lies in one, `write` makes it, `read` takes it up again. It stands outside `train` because
-`verify`, `evaluate` and `export` read checkpoints and must not know the trainer.
+`layout` says what lies in one, `write` makes it, `read` takes it up again, `origin` says which run it belongs to. It stands
+outside `train` because `verify`, `evaluate` and `export` read checkpoints and must not know the trainer.
 """
 
 from tokencodes.checkpoint.layout import (
@@ -12,15 +12,16 @@ from tokencodes.checkpoint.layout import (
     newest_intact,
     read_replay,
     read_state,
-    tokenizer_of,
     update_of,
     write_replay,
 )
+from tokencodes.checkpoint.origin import Origin, origin_of, run_folder, tokenizer_of
 from tokencodes.checkpoint.read import load_model, restore, weights_sha256
 from tokencodes.checkpoint.write import Content, Place, Stage, Writer, remove_leftovers, tensors_of, tidy, write
 
 __all__ = [
     "Content",
+    "Origin",
     "Place",
     "Stage",
     "TrainState",
@@ -30,10 +31,12 @@ __all__ = [
     "find",
     "load_model",
     "newest_intact",
+    "origin_of",
     "read_replay",
     "read_state",
     "remove_leftovers",
     "restore",
+    "run_folder",
     "tensors_of",
     "tidy",
     "tokenizer_of",

@@ -134,15 +134,6 @@ def find(path: Path) -> Path:
     raise InputError(f"{path}: neither a run, nor a checkpoint, nor an exported model; name a folder that holds one")
 
 
-def tokenizer_of(path: Path) -> Path | None:
-    """The tokenizer.json of a run, a checkpoint or a folder: beside it, in the export of its run, or with its text. Where that
-    also says which tokens begin and end a text, tokenizer_config.json lies beside it."""
-    for folder in (path, path / "model", path / "data", path.parent.parent / "model", path.parent.parent / "data"):
-        if (folder / "tokenizer.json").is_file():
-            return folder / "tokenizer.json"
-    return None
-
-
 def files_of(folder: Path) -> Iterator[Path]:
     """Every file under a folder, in order."""
     return (file for file in sorted(folder.rglob("*")) if file.is_file())

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from tokencodes.cli.common import Json, Out, app, emit, quiet
 from tokencodes.errors import InputError
-from tokencodes.files import read_json
 
 if TYPE_CHECKING:
     from tokencodes.evaluate.evaluation import Asking
+    from tokencodes.evaluate.suites import Benchmark
     from tokencodes.evaluate.texts import Texts
 
 Suite = Annotated[str, typer.Option(help="paper, cloze, embedded, or single benchmarks, joined by commas.")]
@@ -43,19 +43,18 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Count a suite's requests and those whose context is cut; no model is needed."""
+    chosen = _benchmarks(suite, data)
     from tokencodes.evaluate import evaluation
     from tokencodes.evaluate.audit import multiple_choice, title_of
-    from tokencodes.evaluate.suites import PAPER_CONTEXT
+    from tokencodes.evaluate.subject import context_beside
+    from tokencodes.evaluate.tasks import harness
     from tokencodes.evaluate.texts import open_texts
 
+    harness()
     quiet()
     texts = open_texts(tokenizer)
-    if context is None:
-        folder = Path(tokenizer).parent if Path(tokenizer).is_file() else Path(tokenizer)
-        configs = (file for file in (folder / "config.json", folder / "model" / "config.json") if file.is_file())
-        reads = next((read_json(file).get("max_position_embeddings") for file in configs), None)
-        context = min(PAPER_CONTEXT, reads or PAPER_CONTEXT)
-    asking = _asking(suite, data, context, texts, prefix_token, documents, seed)
+    limit = context_beside(tokenizer) if context is None else context
+    asking = _asking(chosen, data, limit, texts, prefix_token, documents, seed)
     found, sha256 = evaluation.audit(asking, texts)
     together = multiple_choice(found)
     rows = [*found, together] if together else found
@@ -89,34 +88,31 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score a model on a suite, every request on record; repeating the command goes on after a stop."""
-    from tokencodes.evaluate.tasks import harness
+    from tokencodes.evaluate.options import check_options
+
+    chosen = _benchmarks(suite, data)
+    check_options(device, dtype)
+    _refuse_other(out, "evaluation.json", "journal", "*.jsonl.gz", "update-*", "report.html", "results.*", "audit.*")
+    from tokencodes.evaluate.tasks import check_rows, harness
 
     harness()  # says what to install, before anything imports it
-    from tokencodes import checkpoint
+    check_rows(chosen, data)
     from tokencodes.evaluate import evaluation
-    from tokencodes.evaluate.language_model import context_limit
-    from tokencodes.evaluate.subject import open_evaluated
+    from tokencodes.evaluate.subject import context_limit, find_subject, load
     from tokencodes.report.evaluations import write_evaluation
 
     quiet()
     say = (lambda line: None) if as_json else print
-    places = {model: out}
-    if every_checkpoint:
-        found = checkpoint.checkpoints(Path(model) / "checkpoints")
-        if not found:
-            raise InputError(f"{model}: no run with checkpoints; --every-checkpoint wants one")
-        places = {str(place): out / place.name for place in sorted(found)}
-    _refuse_other(out, "evaluation.json", "journal", "*.jsonl.gz", "update-*", "report.html", "results.*", "audit.*")
-    results = []
+    places = _checkpoints(model, out) if every_checkpoint else {model: out}
+    planned = []  # all of them before any weights are read
     for place, folder in places.items():
-        evaluated = open_evaluated(place, tokenizer, device, dtype)
-        if evaluated.texts.tokenizer.chat_template and not plain_prompts:
-            raise InputError(
-                f"{place}: its tokenizer has a chat template, and the suites' prompts are plain text, as in the paper; say "
-                "--plain-prompts if that is meant"
-            )
-        limit = context_limit(evaluated.model.config, context)
-        asking = _asking(suite, data, limit, evaluated.texts, prefix_token, documents, seed)
+        subject = find_subject(place, tokenizer)
+        _refuse_chat(place, subject.texts, plain_prompts)
+        limit = context_limit(subject.config, context)
+        planned.append((subject, _asking(chosen, data, limit, subject.texts, prefix_token, documents, seed), folder))
+    results = []
+    for subject, asking, folder in planned:
+        evaluated = load(subject, device, dtype)
         results.append(evaluation.evaluate(evaluated, asking, folder, batch, _Shown(say).progress, say))
         page = write_evaluation([folder], folder)
     if every_checkpoint:
@@ -140,16 +136,19 @@ def contrast(
     """Paired statistics of two evaluations, other - base, with what they allow to be said."""
     from tokencodes.evaluate.tasks import statistics_here
 
-    statistics_here()
-    from tokencodes.evaluate.contrast import compared, sides
-    from tokencodes.report.contrasts import table_of, write_contrast
-
     if not 0 < margin < 0.5:
         raise InputError(f"--margin {margin}: between 0 and 0.5; 0.01 is one point")
     if not 0 < margin_bits < math.inf:
         raise InputError(f"--margin-bits {margin_bits}: a number above 0")
     if out is not None:
         _refuse_other(out, "contrast.json", "contrast.*", "forest.svg")
+    for folder in (base, other):
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder; name an evaluation, or a folder of evaluations")
+    statistics_here()
+    from tokencodes.evaluate.contrast import compared, sides
+    from tokencodes.report.contrasts import table_of, write_contrast
+
     found = compared(sides(base, other), margin, margin_bits)
     if out is not None:
         write_contrast(found, out)
@@ -164,15 +163,45 @@ def contrast(
         print("\n".join(f"{row[0]}, {row[1]}: {row[-1]}" for row in rows))
 
 
-def _asking(
-    suite: str, data: Path | None, limit: int, texts: "Texts", prefix: int | None, documents: int | None, seed: int
-) -> "Asking":
-    from tokencodes.evaluate.evaluation import Asking
+def _benchmarks(suite: str, data: Path | None) -> "tuple[Benchmark, ...]":
+    """The benchmarks of a suite. InputError for a name that is none, and for files of rows that are not there."""
     from tokencodes.evaluate.suites import benchmarks
     from tokencodes.evaluate.tasks import names_of
 
     chosen = benchmarks(suite)
-    names_of(chosen, data)  # before a folder is made
+    names_of(chosen, data)
+    return chosen
+
+
+def _checkpoints(model: str, out: Path) -> dict[str, Path]:
+    """Each checkpoint that a run has kept, and the folder of its evaluation."""
+    from tokencodes import checkpoint
+
+    found = checkpoint.checkpoints(Path(model) / "checkpoints")
+    if not found:
+        raise InputError(f"{model}: no run with checkpoints; --every-checkpoint wants one")
+    return {str(place): out / place.name for place in sorted(found)}
+
+
+def _refuse_chat(place: str, texts: "Texts", plain_prompts: bool) -> None:
+    if texts.tokenizer.chat_template and not plain_prompts:
+        raise InputError(
+            f"{place}: its tokenizer has a chat template, and the suites' prompts are plain text, as in the paper; say "
+            "--plain-prompts if that is meant"
+        )
+
+
+def _asking(
+    chosen: "tuple[Benchmark, ...]",
+    data: Path | None,
+    limit: int,
+    texts: "Texts",
+    prefix: int | None,
+    documents: int | None,
+    seed: int,
+) -> "Asking":
+    from tokencodes.evaluate.evaluation import Asking
+
     if prefix is not None and not 0 <= prefix < texts.vocab_size:
         raise InputError(f"--prefix-token {prefix}: the tokenizer's ids are 0 to {texts.vocab_size - 1:,}")
     return Asking(chosen, data, limit, texts.prefix if prefix is None else prefix, documents, seed)

@@ -5,24 +5,11 @@ from typing import Any
 
 import numpy as np
 from lm_eval.api.model import TemplateLM
-from transformers import PretrainedConfig
 
 from tokencodes.errors import InputError
 from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request, pair_requests, rolling_requests
 from tokencodes.evaluate.scorer import Score, Scorer
-from tokencodes.evaluate.suites import PAPER_CONTEXT
 from tokencodes.evaluate.texts import Texts
-
-
-def context_limit(config: PretrainedConfig, asked: int | None) -> int:
-    """Tokens that a model may read at once: what was asked for, else what its configuration says, but no more than the paper's
-    2,048. InputError if neither does, or if more is asked for than the model was made for."""
-    told = getattr(config.get_text_config(), "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    if asked is None and told is None:
-        raise InputError("the model's configuration does not say how many tokens it reads; give --context")
-    if asked is not None and told is not None and asked > told:
-        raise InputError(f"--context {asked}: this model reads {told} tokens at most")
-    return asked if asked is not None else min(int(told or 0), PAPER_CONTEXT)
 
 
 class LanguageModel(TemplateLM):

@@ -1,21 +1,36 @@
-"""What is evaluated: a model, its tokenizer, and what tells it from any other."""
+"""What is evaluated: a model, its tokenizer, and what tells it from any other.
+
+`find_subject` reads all but the weights, so that what does not fit is said before they are read. `load` reads them.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from tokencodes import checkpoint
-from tokencodes.errors import InputError
-from tokencodes.evaluate.suites import EMBEDDED_SEED, EMBEDDED_SHARE
+from tokencodes.checkpoint import Origin
+from tokencodes.errors import InputError, first_line
+from tokencodes.evaluate.options import check_options
+from tokencodes.evaluate.suites import EMBEDDED_SEED, EMBEDDED_SHARE, PAPER_CONTEXT
 from tokencodes.evaluate.texts import Texts, located, open_texts, refuse_missing
-from tokencodes.files import file_sha256, read_json, read_toml
+from tokencodes.files import file_sha256, read_json
 from tokencodes.model import TokenCodeConfig
 
 PADDED = 1024  # rows of a head that stand for no token, at most
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is known of a model before its weights are read. place: what was named. folder: its folder, of a run that of its
+    newest checkpoint; None for a hub id."""
+
+    place: str
+    folder: Path | None
+    config: PretrainedConfig
+    texts: Texts
 
 
 @dataclass(eq=False)
@@ -35,48 +50,117 @@ class Evaluated:
 def open_evaluated(place: str, tokenizer: str | None, device: str, dtype: str) -> Evaluated:
     """place: a run (its newest checkpoint), a checkpoint, a folder of any transformers causal LM, or a hub id. InputError where
     there is no model or tokenizer, or they do not belong together."""
-    path = Path(place)
-    model = _ours(path) if _is_ours(path) else _foreign(place)
-    model = model.to(device=_device(device), dtype=_dtype(dtype)).eval()
-    wanted = getattr(model.config, "tokenizer_sha256", None)
+    check_options(device, dtype)
+    return load(find_subject(place, tokenizer), device, dtype)
+
+
+def find_subject(place: str, tokenizer: str | None) -> Subject:
+    """Configuration and tokenizer of a model. InputError as `open_evaluated`."""
+    folder = _folder(place)
+    config = _config(place, folder)
+    wanted = getattr(config, "tokenizer_sha256", None)
     named = place if tokenizer is None else tokenizer
     there = located(named)
-    if tokenizer is None and path.exists() and there is None:
+    if tokenizer is None and folder is not None and there is None:
         raise InputError(f"{place}: no tokenizer.json there; name one by --tokenizer")
     texts = open_texts(named)
     file = there / "tokenizer.json" if there is not None and there.is_dir() else there
     found = file_sha256(file) if file is not None else wanted
     if wanted is not None and found != wanted:
         raise InputError(f"{file}: SHA-256 {str(found)[:12]}, but {place} was trained with the tokenizer {wanted[:12]}")
-    check_vocabulary(texts, model)
-    return Evaluated(place, model, texts, checkpoint.weights_sha256(model), _update(path), _held_out(path))
+    check_vocabulary(texts, config)
+    return Subject(place, folder, config, texts)
 
 
-def _update(path: Path) -> int | None:
-    """Of a run, a checkpoint, or the model that a run has left."""
-    if _of_a_run(path):
-        return checkpoint.read_state(checkpoint.find(path)).update
-    if path.name == "model" and (path.parent / "result.json").is_file():
-        return int(read_json(path.parent / "result.json")["updates"])
-    return None
+def load(subject: Subject, device: str, dtype: str) -> Evaluated:
+    """Reads the weights. InputError where they are damaged or not complete, or the device is not there."""
+    on, as_type = _device(device), getattr(torch, dtype)
+    ours = isinstance(subject.config, TokenCodeConfig) and subject.folder is not None
+    model = checkpoint.load_model(Path(subject.place)) if ours else _foreign(subject.place)
+    model = model.to(device=on, dtype=as_type).eval()
+    origin = checkpoint.origin_of(subject.folder) if ours and subject.folder else None
+    update = origin.update if origin else _update(subject.folder)
+    weights = checkpoint.weights_sha256(model)
+    return Evaluated(subject.place, model, subject.texts, weights, update, _held_out(origin))
 
 
-def _held_out(path: Path) -> bool | None:
-    """Whether the run at a place, or of a checkpoint, keeps the embedded texts that the suite asks for out of training: they
-    are held out of `embedded:` inputs by a share of validation of 0.02 or more and split seed 0. Other text may hold them."""
-    places = (path, path.parent, path.parent.parent)
-    config = next((place / "config.toml" for place in places if (place / "config.toml").is_file()), None)
-    if config is None:
+def context_limit(config: PretrainedConfig, asked: int | None) -> int:
+    """Tokens that a model may read at once: what was asked for, else what its configuration says, but no more than the paper's
+    2,048. InputError if neither does, or if more is asked for than the model was made for."""
+    told = getattr(config.get_text_config(), "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if asked is None and told is None:
+        raise InputError("the model's configuration does not say how many tokens it reads; give --context")
+    if asked is not None and told is not None and asked > told:
+        raise InputError(f"--context {asked}: this model reads {told} tokens at most")
+    return asked if asked is not None else min(int(told or 0), PAPER_CONTEXT)
+
+
+def context_beside(tokenizer: str) -> int:
+    """Tokens that the model of a tokenizer reads at once, 2,048 at most as in the paper. It is the model in the same folder, or
+    that of the same run. 2,048 where there is none, or its configuration does not say."""
+    path = Path(tokenizer)
+    folder = path.parent if path.is_file() else path
+    for place in (folder, folder / "model"):
+        if (place / "config.json").is_file():
+            try:
+                return context_limit(_config(str(place), place), None)
+            except InputError:  # a config.json of something else
+                continue
+    return PAPER_CONTEXT
+
+
+def _folder(place: str) -> Path | None:
+    """Where the configuration lies. InputError where nothing of a model is there."""
+    refuse_missing(place)
+    path = Path(place)
+    if not path.exists():
         return None
-    data = read_toml(config).get("data", {})
-    if not data.get("inputs") or not all(str(one).startswith("embedded:") for one in data["inputs"]):
+    kept = checkpoint.checkpoints(path / "checkpoints")
+    if kept:
+        return kept[0]
+    if not (path / "config.json").is_file():
+        checkpoint.find(path)  # says what is there
+        raise InputError(f"{place}: no model that can be read; name a run, a checkpoint, a folder or a hub id")
+    return path
+
+
+def _config(place: str, folder: Path | None) -> PretrainedConfig:
+    """Of any causal LM; the code that a repository may hold is never run."""
+    if folder is not None and not isinstance(read_json(folder / "config.json"), dict):
+        raise InputError(f"{folder}/config.json: no configuration of a model; take a complete copy")
+    try:
+        return AutoConfig.from_pretrained(str(folder or place), trust_remote_code=False)
+    except InputError:
+        raise
+    except Exception as error:  # a configuration with wrong contents raises whatever it meets
+        raise _unreadable(place, error) from None
+
+
+def _unreadable(place: str, error: Exception) -> InputError:
+    told = first_line(error)
+    return InputError(f"{place}: no model that can be read ({told}); name a run, a checkpoint, a folder or a hub id")
+
+
+def _update(folder: Path | None) -> int | None:
+    """Of a checkpoint that lies apart from its run."""
+    apart = folder is not None and (folder / "manifest.json").is_file()
+    return checkpoint.read_state(folder).update if folder and apart else None
+
+
+def _held_out(origin: Origin | None) -> bool | None:
+    """Whether the run of a model keeps the embedded texts that the suite asks for out of training: they are held out of
+    `embedded:` inputs by a share of validation of 0.02 or more and split seed 0. Other text may hold them."""
+    if origin is None:
         return None
-    return bool(data.get("validation", 0) >= EMBEDDED_SHARE and data.get("split_seed", 0) == EMBEDDED_SEED)
+    data = origin.config.data
+    if not data.inputs or not all(one.startswith("embedded:") for one in data.inputs):
+        return None
+    return data.validation >= EMBEDDED_SHARE and data.split_seed == EMBEDDED_SEED
 
 
-def check_vocabulary(texts: Texts, model: PreTrainedModel) -> None:
+def check_vocabulary(texts: Texts, config: PretrainedConfig) -> None:
     """InputError where a tokenizer cannot be a model's: more entries than it has, or far fewer."""
-    size = int(model.config.get_text_config().vocab_size)
+    size = int(config.get_text_config().vocab_size)
     if not size - PADDED <= texts.vocab_size <= size:
         raise InputError(
             f"the tokenizer has {texts.vocab_size:,} entries and the model {size:,}: not this model's tokenizer; name it by "
@@ -84,34 +168,14 @@ def check_vocabulary(texts: Texts, model: PreTrainedModel) -> None:
         )
 
 
-def _of_a_run(path: Path) -> bool:
-    """A run, or one of its checkpoints."""
-    return (path / "checkpoints").is_dir() or (path / "manifest.json").is_file()
-
-
-def _is_ours(path: Path) -> bool:
-    if _of_a_run(path):
-        return True
-    return (path / "config.json").is_file() and read_json(path / "config.json").get("model_type") == TokenCodeConfig.model_type
-
-
-def _ours(path: Path) -> PreTrainedModel:
-    return checkpoint.load_model(path)
-
-
 def _foreign(place: str) -> PreTrainedModel:
-    refuse_missing(place)
-    path = Path(place)
-    if path.is_dir() and not (path / "config.json").is_file():
-        checkpoint.find(path)  # says what is there
     try:
         found: PreTrainedModel
-        found, info = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, output_loading_info=True)
+        found, info = AutoModelForCausalLM.from_pretrained(
+            place, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        told = str(error).strip().splitlines()[0][:160]
-        raise InputError(
-            f"{place}: no model that can be read ({told}); name a run, a checkpoint, a folder or a hub id"
-        ) from None
+        raise _unreadable(place, error) from None
     absent = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
     if absent:  # transformers would draw them at random, and say so in a log
         raise InputError(f"{place}: {len(absent)} weights are not in its files ({', '.join(absent[:3])}); take a complete copy")
@@ -121,14 +185,6 @@ def _foreign(place: str) -> PreTrainedModel:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise InputError(f"--device {name!r}: known: auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: PyTorch sees no GPU here; take cpu")
     return torch.device(name)
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise InputError(f"--dtype {name!r}: known: {', '.join(DTYPES)}")
-    return DTYPES[name]

@@ -125,7 +125,7 @@ def open_texts(place: str | Path) -> Texts:
         except Exception as error:  # the library raises a bare Exception
             raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
     try:
-        found = AutoTokenizer.from_pretrained(str(place))
+        found = AutoTokenizer.from_pretrained(str(place), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InputError(f"{place}: no tokenizer there ({str(error).splitlines()[0][:120]})") from None
     if not isinstance(found, PreTrainedTokenizerFast):

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from tokencodes.checkpoint import tokenizer_of
 from tokencodes.codes.tables import shapes
 from tokencodes.errors import InputError
 from tokencodes.interfaces import LearnedTable
@@ -100,12 +101,11 @@ def stored_types(file: Path, names: Iterable[str]) -> dict[str, str]:
 def tokenizer(subject: Subject) -> Check:
     """The tokenizer file beside the model is the one that made the ids it was trained on."""
     name, wanted = "tokenizer", subject.model.config.tokenizer_sha256
-    run = subject.place.parent.parent
-    files = [path for path in (subject.place / "tokenizer.json", run / "model" / "tokenizer.json") if path.is_file()]
-    if wanted is None or not files:
+    file = tokenizer_of(subject.place)
+    if wanted is None or file is None:
         return not_applicable("L1", name, "no tokenizer file here" if wanted else "the model names no tokenizer")
-    found = hashlib.sha256(files[0].read_bytes()).hexdigest()
-    detail = f"{files[0].name} {found[:12]}" + ("" if found == wanted else f", but the model was trained with {wanted[:12]}")
+    found = hashlib.sha256(file.read_bytes()).hexdigest()
+    detail = f"{file.name} {found[:12]}" + ("" if found == wanted else f", but the model was trained with {wanted[:12]}")
     return check("L1", name, PROVEN, found == wanted, detail)
 
 

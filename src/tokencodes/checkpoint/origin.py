@@ -1,0 +1,237 @@
+"""Which run a checkpoint or a model belongs to. What lies in the folders above it is believed only if it agrees with it.
+
+RUN/
+  config.toml             what was trained; result.json: what came of it, once the run is finished
+  checkpoints/update-N/   checkpoints
+  model/                  the model after the last update
+  models/update-N/        models of checkpoints that stay for good
+
+A folder of another name has no run. A folder above it may hold a config.toml of anything.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from tokencodes.checkpoint.layout import REPLAY, checkpoints
+from tokencodes.codes import InterfaceSpec
+from tokencodes.errors import InputError
+from tokencodes.files import read_toml
+from tokencodes.records import Record, checked, read_record
+
+
+class Known(Record):
+    """The keys of a file that are read here; it has more."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Part(Known):
+    """One dataset of a mixture."""
+
+    dataset: str
+
+
+class DataKeys(Known):
+    """[data] of config.toml."""
+
+    vocab_size: int
+    dataset: str | None = None
+    mixture: tuple[Part, ...] = ()
+    inputs: tuple[str, ...] = ()
+    validation: float = 0.001
+    split_seed: int = 0
+
+
+class BodyKeys(Known):
+    """[model] of config.toml."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    context: int
+
+
+class OptimizerKeys(Known):
+    """[optimizer] of config.toml."""
+
+    beta1: float
+    beta2: float
+    peak_lr: float
+    min_lr: float
+    schedule_updates: int
+    warmup_updates: int
+    weight_decay: float
+    clip: float
+
+
+class BatchKeys(Known):
+    """[batch] of config.toml."""
+
+    windows_per_update: int
+    sampling: Literal["paper", "token-uniform", "packed"]
+
+
+class RunKeys(Known):
+    """config.toml of a run."""
+
+    arm: str
+    interface: str
+    seed: int
+    data: DataKeys
+    model: BodyKeys
+    optimizer: OptimizerKeys
+    batch: BatchKeys
+
+
+class Surroundings(Known):
+    """`environment` of result.json."""
+
+    dtype: str
+
+
+class ResultKeys(Known):
+    """result.json of a finished run. Losses in nats a target; none where the run has no finite one."""
+
+    arm: str
+    seed: int
+    spec_sha256: str
+    codebook_sha256: str | None
+    updates: int
+    targets: int
+    held_out_loss: float | None = None
+    bits_per_byte: float | None = None
+    held_out_targets: int
+    dataset_fingerprint: str
+    start_sha256: str
+    environment: Surroundings
+
+
+class ModelKeys(Known):
+    """config.json of a model of ours."""
+
+    interface: str
+    spec_sha256: str
+    codebook_sha256: str | None
+    tokenizer_sha256: str | None
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    max_position_embeddings: int
+
+
+class StateKeys(Known):
+    """state.json of a checkpoint."""
+
+    update: int
+    dataset_fingerprint: str
+    tokenizer_sha256: str
+    start_sha256: str
+    replay_loss: float | None = None
+
+
+class ReplayKeys(Known):
+    """replay.json of a model."""
+
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The run that a checkpoint or a model belongs to, and the update after which it was made. result: None while the run is
+    not finished."""
+
+    folder: Path
+    config: RunKeys
+    result: ResultKeys | None
+    update: int
+
+
+def run_folder(place: Path) -> Path | None:
+    """The run of a checkpoint or a model by the names of the folders alone; None where they are other names."""
+    place = place.resolve()
+    if place.name == "model":
+        return place.parent
+    is_update = place.name.startswith("update-") and place.name.removeprefix("update-").isdecimal()
+    return place.parent.parent if is_update and place.parent.name in ("checkpoints", "models") else None
+
+
+def tokenizer_of(path: Path) -> Path | None:
+    """The tokenizer.json of a run, a checkpoint or a folder: in it, in the model of its run, or with the text of its run or
+    study. Where that also says which tokens begin and end a text, tokenizer_config.json lies beside it."""
+    run = run_folder(path) or path
+    folders = [path, path / "model", path / "data", run / "model", run / "data"]
+    study = run.resolve().parent.parent
+    if (study / "study.toml").is_file():
+        folders.append(study / "data")
+    return next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
+
+
+def origin_of(place: Path) -> Origin | None:
+    """The run of a checkpoint or of a model's folder. None where there is none, or where its files and the model do not agree:
+    then nothing is known of how the model was trained."""
+    folder = run_folder(place)
+    if folder is None or not (folder / "config.toml").is_file() or not (place / "config.json").is_file():
+        return None
+    try:
+        config = checked(read_toml(folder / "config.toml"), RunKeys, "config.toml", "")
+        model = read_record(place / "config.json", ModelKeys)
+        result = read_record(folder / "result.json", ResultKeys) if (folder / "result.json").is_file() else None
+        update = _update(place, folder, model, result)
+        return Origin(folder, config, result, update) if update is not None and _agree(config, model, result) else None
+    except InputError:  # files of another program, or damaged ones
+        return None
+
+
+def _agree(config: RunKeys, model: ModelKeys, result: ResultKeys | None) -> bool:
+    """Whether a run's configuration and result are those of a model."""
+    body = config.model
+    pairs: list[tuple[object, object]] = [
+        (_settled_alike(config.interface, model.interface), True),
+        (config.data.vocab_size, model.vocab_size),
+        (body.context, model.max_position_embeddings),
+        (body.hidden_size, model.hidden_size),
+        (body.intermediate_size, model.intermediate_size),
+        (body.num_hidden_layers, model.num_hidden_layers),
+        (body.num_attention_heads, model.num_attention_heads),
+    ]
+    if result is not None:
+        pairs += [
+            (result.arm, config.arm),
+            (result.seed, config.seed),
+            (result.spec_sha256, model.spec_sha256),
+            (result.codebook_sha256, model.codebook_sha256),
+        ]
+    return all(one == other for one, other in pairs)
+
+
+def _settled_alike(asked: str, settled: str) -> bool:
+    """Whether the interface of a model is the one that a configuration names. The model's has hashes where the configuration
+    names a file, or leaves the order to the text."""
+    one, other = (InterfaceSpec.parse(text) for text in (asked, settled))
+    same = replace(one, matrix=None, order=None) == replace(other, matrix=None, order=None)
+    return same and (one.matrix is None) == (other.matrix is None)
+
+
+def _update(place: Path, folder: Path, model: ModelKeys, result: ResultKeys | None) -> int | None:
+    """After which update a checkpoint or a model of a run was made; None where the files of the run say otherwise."""
+    place = place.resolve()
+    number = int(place.name.removeprefix("update-")) if place.name != "model" else result.updates if result else None
+    if number is None or (result is not None and number > result.updates):
+        return None
+    kept = next((one for one in checkpoints(folder / "checkpoints") if one.name == f"update-{number:08d}"), None)
+    if kept is None:  # a run keeps the newest ones only
+        return number
+    state = read_record(kept / "state.json", StateKeys)
+    agree = state.update == number and model.tokenizer_sha256 == state.tokenizer_sha256
+    if result is not None:
+        of_result = (result.dataset_fingerprint, result.start_sha256)
+        agree = agree and (state.dataset_fingerprint, state.start_sha256) == of_result
+    if kept != place and (place / REPLAY).is_file():  # a model's own record of its last update
+        agree = agree and read_record(place / REPLAY, ReplayKeys).loss == state.replay_loss
+    return number if agree else None
