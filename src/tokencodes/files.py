@@ -140,7 +140,7 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
     making it; the disk has not `needed_bytes`.
     """
     folder = folder.resolve()
-    _refuse(folder, force)
+    refuse_taken(folder, force)
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free
     if free < needed_bytes:
@@ -157,7 +157,7 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
             readable(partial)
             for place in (*partial.rglob("*"), partial):
                 fsync(place)
-            _refuse(folder, force)  # someone may have made it meanwhile
+            refuse_taken(folder, force)  # someone may have made it meanwhile
             _take_place(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -221,7 +221,8 @@ def write_certificate(folder: Path, kind: str, told: dict[str, Any]) -> None:
     write_json(folder / CERTIFICATE, {"kind": kind, "version": 1, **told, "files": files})
 
 
-def _refuse(folder: Path, force: bool) -> None:
+def refuse_taken(folder: Path, force: bool) -> None:
+    """InputError where a folder is there, and `force` is not given or does not allow that it is replaced (see `appearing`)."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not force:

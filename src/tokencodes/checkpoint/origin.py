@@ -15,9 +15,8 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from tokencodes.checkpoint.layout import REPLAY, checkpoints
+from tokencodes.checkpoint.layout import REPLAY, checkpoints, update_of
 from tokencodes.codes import InterfaceSpec
-from tokencodes.errors import InputError
 from tokencodes.files import read_toml
 from tokencodes.records import Record, checked, read_record
 
@@ -184,7 +183,7 @@ def origin_of(place: Path) -> Origin | None:
         result = read_record(folder / "result.json", ResultKeys) if (folder / "result.json").is_file() else None
         update = _update(place, folder, model, result)
         return Origin(folder, config, result, update) if update is not None and _agree(config, model, result) else None
-    except InputError:  # files of another program, or damaged ones
+    except ValueError:  # InputError among them: files of another program, or damaged ones
         return None
 
 
@@ -222,9 +221,10 @@ def _update(place: Path, folder: Path, model: ModelKeys, result: ResultKeys | No
     """After which update a checkpoint or a model of a run was made; None where the files of the run say otherwise."""
     place = place.resolve()
     number = int(place.name.removeprefix("update-")) if place.name != "model" else result.updates if result else None
-    if number is None or (result is not None and number > result.updates):
+    all_kept = checkpoints(folder / "checkpoints")
+    if number is None or (result is not None and max([number, *map(update_of, all_kept)]) > result.updates):
         return None
-    kept = next((one for one in checkpoints(folder / "checkpoints") if one.name == f"update-{number:08d}"), None)
+    kept = next((one for one in all_kept if one.name == f"update-{number:08d}"), None)
     if kept is None:  # a run keeps the newest ones only
         return number
     state = read_record(kept / "state.json", StateKeys)

@@ -37,8 +37,11 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a model for other runtimes, open it there, and certify that it is still the same function; exit 1 if it is not."""
+    from tokencodes.export.exporting import check_asked
     from tokencodes.export.exporting import export as make
     from tokencodes.hub import fetch
+
+    check_asked(to, weights, out, force)  # before a model is fetched
 
     quiet()
     with heeding_terminate():
@@ -75,6 +78,9 @@ def bring(
     """Read a plain Llama, or a foreign checkpoint, back as a compact model; exit 1 if it does not give its own logits."""
     from tokencodes.hub import fetch
     from tokencodes.importing.bringing import bring as make
+    from tokencodes.importing.bringing import check_asked
+
+    check_asked(out, interface, map_file, logits, force)  # before a model is fetched
 
     quiet()
     with heeding_terminate():

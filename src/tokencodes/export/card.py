@@ -9,8 +9,11 @@ import jinja2
 
 import tokencodes
 from tokencodes import checkpoint
+from tokencodes.checkpoint.origin import Known, Origin
+from tokencodes.errors import InputError
 from tokencodes.export.source import UNFREEZES, Source
-from tokencodes.files import CARD, read_json, read_toml, write_text
+from tokencodes.files import CARD, read_toml, write_text
+from tokencodes.records import checked, read_record
 
 if TYPE_CHECKING:
     from tokencodes.export.exporting import Export
@@ -23,8 +26,65 @@ SAMPLING = {
 NOT_METRICS = ("documents", "lost_bytes", "byte_perplexity", "ties")
 
 
+class ArmKeys(Known):
+    """An arm in study.toml."""
+
+    interface: str
+
+
+class SeedKeys(Known):
+    """[study] of study.toml."""
+
+    seeds: tuple[int, ...]
+
+
+class StudyKeys(Known):
+    """study.toml."""
+
+    arms: dict[str, ArmKeys]
+    study: SeedKeys
+
+
+class IdentityKeys(Known):
+    """`identity` of evaluation.json."""
+
+    weights_sha256: str
+    documents: int | None
+    seed: int | None
+    harness: str
+    context: int
+    prefix: int | None
+    embedded_held_out: bool | None = None
+
+
+class AuditKeys(Known):
+    """A benchmark's counts in evaluation.json."""
+
+    name: str
+    documents: int
+    requests: int
+    truncated: int
+
+
+class OpinionKeys(Known):
+    """`second_opinion` of evaluation.json."""
+
+    checked: int
+    largest: float
+
+
+class EvaluationKeys(Known):
+    """evaluation.json. results: by benchmark and metric; some values are no metrics."""
+
+    identity: IdentityKeys
+    audit: tuple[AuditKeys, ...]
+    results: dict[str, dict[str, Any]]
+    second_opinion: OpinionKeys
+    requests_sha256: str
+
+
 @dataclass(frozen=True)
-class Record:
+class CardFacts:
     """What is known of a model: its name and shape; its run, study and evaluation where they lie beside it."""
 
     name: str
@@ -35,8 +95,8 @@ class Record:
     limits: list[str] = field(default_factory=list)
 
 
-def read_record(source: Source) -> Record:
-    """Reads what the run of a checkpoint has left."""
+def read_facts(source: Source) -> CardFacts:
+    """Reads what the run of a checkpoint has left. InputError if the evaluation of these very weights is damaged."""
     config, place = source.model.config, source.place
     trained = sum(one.numel() for one in source.model.parameters())
     shape = (
@@ -50,25 +110,17 @@ def read_record(source: Source) -> Record:
             "Token 0 begins and ends texts and has the zero code: after it alone every next token is equally likely, so the "
             f"first token of a text that begins with it costs ln {config.vocab_size:,} nats."
         )
-    folder = place.parent.parent if place.parent.name == "checkpoints" else place.parent if place.name == "model" else None
-    if folder is None or not (folder / "result.json").is_file():
-        return Record(source.name, shape, limits=limits)
+    origin = checkpoint.origin_of(place)
+    if origin is None or origin.result is None:
+        return CardFacts(source.name, shape, limits=limits)
     limits.insert(0, "One run is one draw: another seed, recipe or text may do otherwise.")
-    result = read_json(folder / "result.json")
-    last = place.name in ("model", f"update-{result['updates']:08d}")
-    if not last:
+    if origin.update != origin.result.updates:
         limits.append(
-            f"This is {place.name} of a run of {result['updates']:,} updates; its figures above are of the run's end."
+            f"This is update {origin.update:,} of a run of {origin.result.updates:,} updates; its figures above are of the "
+            "run's end."
         )
-    told = _run(result, read_toml(folder / "config.toml"))
-    return Record(
-        source.name,
-        shape,
-        told,
-        _study(folder.parent.parent / "study.toml"),
-        _evaluation_of(source, folder / "evaluation" / "evaluation.json"),
-        limits,
-    )
+    evaluation = _evaluation_of(source, origin.folder / "evaluation" / "evaluation.json")
+    return CardFacts(source.name, shape, _run(origin), _study(origin), evaluation, limits)
 
 
 def _zero() -> Any:
@@ -79,73 +131,82 @@ def _zero() -> Any:
 
 def _evaluation_of(source: Source, file: Path) -> dict[str, Any] | None:
     """What an evaluation beside a run says; None where there is none of these very weights."""
-    told = read_json(file) if file.is_file() else None
-    if told is None or told["identity"]["weights_sha256"] != checkpoint.weights_sha256(source.model):
+    found = read_record(file, EvaluationKeys, "remove it, or evaluate anew") if file.is_file() else None
+    if found is None or found.identity.weights_sha256 != checkpoint.weights_sha256(source.model):
         return None
-    return _evaluation(told)
+    return _evaluation(found)
 
 
-def _run(result: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    optimizer, batch, data = config["optimizer"], config["batch"], config["data"]
-    several = data.get("inputs") or [one["dataset"] for one in data.get("mixture", ())]
-    text = ", ".join(Path(one).name for one in ([data["dataset"]] if data.get("dataset") else several))  # no path: it travels
-    windows = batch["windows_per_update"]
+def _run(origin: Origin) -> dict[str, Any]:
+    config, result = origin.config, origin.result
+    assert result is not None
+    optimizer, batch, data = config.optimizer, config.batch, config.data
+    several = data.inputs or tuple(one.dataset for one in data.mixture)
+    text = ", ".join(Path(one).name for one in ((data.dataset,) if data.dataset else several))  # no path: it travels
     recipe = (
-        f"AdamW ({optimizer['beta1']}, {optimizer['beta2']}), learning rate {optimizer['peak_lr']:g} to "
-        f"{optimizer['min_lr']:g} over {optimizer['schedule_updates']:,} updates, of which "
-        f"{optimizer['warmup_updates']:,} warm up, weight decay {optimizer['weight_decay']:g}, gradients clipped at "
-        f"{optimizer['clip']:g}, {windows:,} windows of {config['model']['context']:,} targets an update, drawn by "
-        f"{SAMPLING[batch['sampling']]}, {result['environment']['dtype']}"
+        f"AdamW ({optimizer.beta1}, {optimizer.beta2}), learning rate {optimizer.peak_lr:g} to {optimizer.min_lr:g} over "
+        f"{optimizer.schedule_updates:,} updates, of which {optimizer.warmup_updates:,} warm up, weight decay "
+        f"{optimizer.weight_decay:g}, gradients clipped at {optimizer.clip:g}, {batch.windows_per_update:,} windows of "
+        f"{config.model.context:,} targets an update, drawn by {SAMPLING[batch.sampling]}, {result.environment.dtype}"
     )
     return {
-        "arm": result["arm"],
-        "seed": result["seed"],
-        "updates": f"{result['updates']:,}",
-        "targets": f"{result['targets']:,}",
-        "data": f"{text} (fingerprint {result['dataset_fingerprint'][:12]})",
+        "arm": result.arm,
+        "seed": result.seed,
+        "updates": f"{result.updates:,}",
+        "targets": f"{result.targets:,}",
+        "data": f"{text} (fingerprint {result.dataset_fingerprint[:12]})",
         "recipe": recipe,
-        "loss": f"{result['held_out_loss']:.4f}",
-        "bits_per_byte": f"{result['bits_per_byte']:.4f}",
-        "held_out_targets": f"{result['held_out_targets']:,}",
+        "loss": None if result.held_out_loss is None else f"{result.held_out_loss:.4f}",
+        "bits_per_byte": None if result.bits_per_byte is None else f"{result.bits_per_byte:.4f}",
+        "held_out_targets": f"{result.held_out_targets:,}",
     }
 
 
-def _study(file: Path) -> dict[str, Any] | None:
+def _study(origin: Origin) -> dict[str, Any] | None:
+    """The study that a run is of; None where the study.toml two folders above has no such run."""
+    file, run = origin.folder.parent.parent / "study.toml", origin.config
     if not file.is_file():
         return None
-    told = read_toml(file)
-    return {"arms": list(told["arms"]), "seeds": told["study"]["seeds"]}
+    try:
+        found = checked(read_toml(file), StudyKeys, str(file), "")
+    except InputError:  # of something else
+        return None
+    arm = found.arms.get(run.arm)
+    ours = arm is not None and arm.interface == run.interface and run.seed in found.study.seeds
+    return {"arms": list(found.arms), "seeds": list(found.study.seeds)} if ours else None
 
 
-def _evaluation(told: dict[str, Any]) -> dict[str, Any]:
+def _evaluation(found: EvaluationKeys) -> dict[str, Any]:
     """Its results beside its audit."""
-    who, audit, rows = told["identity"], {one["name"]: one for one in told["audit"]}, []
-    for name, metrics in told["results"].items():
-        shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key not in NOT_METRICS)
-        counts = (f"{audit[name][key]:,}" for key in ("documents", "requests", "truncated"))
-        rows.append([name, shown, *counts])
+    who, audit, rows = found.identity, {one.name: one for one in found.audit}, []
+    for name, metrics in found.results.items():
+        shown = ", ".join(
+            f"{key} {value:.4g}" for key, value in metrics.items() if key not in NOT_METRICS and isinstance(value, int | float)
+        )
+        if name in audit:
+            rows.append([name, shown, *(f"{getattr(audit[name], key):,}" for key in ("documents", "requests", "truncated"))])
     drawn = "All documents of each benchmark."
-    if who["documents"]:
-        drawn = f"At most {who['documents']:,} documents of each benchmark, drawn by seed {who['seed']}."
+    if who.documents:
+        drawn = f"At most {who.documents:,} documents of each benchmark, drawn by seed {who.seed}."
     return {
         "documents": drawn,
-        "unsure": "embedded" in told["results"] and who.get("embedded_held_out") is not True,
-        "accuracies": any("acc" in metrics for metrics in told["results"].values()),
-        "harness": who["harness"],
-        "context": f"{who['context']:,}",
-        "prefix": who["prefix"],
-        "checked": told["second_opinion"]["checked"],
-        "largest": f"{told['second_opinion']['largest']:.1e}",
-        "requests": told["requests_sha256"],
+        "unsure": "embedded" in found.results and who.embedded_held_out is not True,
+        "accuracies": any("acc" in metrics for metrics in found.results.values()),
+        "harness": who.harness,
+        "context": f"{who.context:,}",
+        "prefix": who.prefix,
+        "checked": found.second_opinion.checked,
+        "largest": f"{found.second_opinion.largest:.1e}",
+        "requests": found.requests_sha256,
         "rows": rows,
     }
 
 
-def write_card(record: Record, made: "Export", folder: Path) -> None:
+def write_card(facts: CardFacts, made: "Export", folder: Path) -> None:
     """README.md of an export."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files("tokencodes.export") / "card.md.j2").read_text(encoding="utf-8"))
-    told = {key: getattr(record, key) for key in ("name", "shape", "run", "study", "evaluation", "limits")}
+    told = {key: getattr(facts, key) for key in ("name", "shape", "run", "study", "evaluation", "limits")}
     runtimes = [one.cells() for one in made.runtimes]
     file = next((path.name for path in folder.glob("*.gguf")), None)
     text = template.render(made=made, file=file, version=tokencodes.__version__, unfreezes=UNFREEZES, runtimes=runtimes, **told)

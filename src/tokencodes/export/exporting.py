@@ -14,12 +14,12 @@ from typing import Any
 import tokencodes
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.export.agreement import Agreement, compare
-from tokencodes.export.card import read_record, write_card
+from tokencodes.export.card import read_facts, write_card
 from tokencodes.export.expected import expect
 from tokencodes.export.llama import DTYPES, copy_tokenizer, generation, write_llama
 from tokencodes.export.runtimes import LlamaCpp, OnnxRuntime, Runtime, Transformers, TransformersJs
 from tokencodes.export.source import Source, open_source
-from tokencodes.files import appearing, write_certificate, write_json
+from tokencodes.files import appearing, refuse_taken, write_certificate, write_json
 
 TYPES = {"llama": ("F32", "BF16", "F16"), "gguf": ("F32", "F16", "BF16", "Q8_0"), "onnx": ("F32",)}
 BITS = {"F32": 32, "F16": 16, "BF16": 16, "Q8_0": 8.5}
@@ -56,8 +56,9 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
     to: llama, gguf, onnx. weights: the type of the matrices. InputError: unusable input. CheckFailed: what was written is not
     the same function in a runtime that is here; it is deleted.
     """
-    to, weights = to.lower(), weights.upper()
-    _check(to, weights)
+    to, weights = check_asked(to, weights, out, force)
+    if place.resolve().is_relative_to(out.resolve()):
+        raise InputError(f"{out}: the model lies there; name another --out")
     source = open_source(place)
     if source.place.resolve().is_relative_to(out.resolve()):
         raise InputError(f"{out}: the model lies there; name another --out")
@@ -65,14 +66,14 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
     if to == "gguf":  # its table may stay in float32
         needed += 4 * source.model.config.vocab_size * source.model.config.hidden_size
     with appearing(out, force, needed) as folder:
-        record, expected = read_record(source), expect(source.model, source.place)
+        facts, expected = read_facts(source), expect(source.model, source.place)
         if not expected.from_reference <= expected.bound:
             raise CheckFailed(
                 f"{source.place}: our own logits are {expected.from_reference:.1e} from the float64 reference (bound "
                 f"{expected.bound:.1e}); `tokencodes verify` says where"
             )
         table = _write(source, to, weights, folder)
-        exact, frozen, facts, name = source.exact, source.frozen, source.facts(), source.name
+        exact, frozen, interface, name = source.exact, source.frozen, source.facts(), source.name
         file, taken, tokenizer = file_of(source, to, weights), source.place.name, source.tokenizer is not None
         del source  # two models at once would take twice the memory
         openings = _openings(to, weights, folder, file, expected.longest, exact)
@@ -80,13 +81,18 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
         for one in found:
             if one.status == "differs":
                 raise CheckFailed(f"{out}: not made, because {one.runtime} does not agree with our model: {one.detail}")
-        made = Export(name, taken, to, weights, table, frozen, facts, expected.from_reference, expected.bound, tokenizer, found)
-        write_card(record, made, folder)
+        made = Export(
+            name, taken, to, weights, table, frozen, interface, expected.from_reference, expected.bound, tokenizer, found
+        )
+        write_card(facts, made, folder)
         write_certificate(folder, KIND, made.as_json())
     return made
 
 
-def _check(to: str, weights: str) -> None:
+def check_asked(to: str, weights: str, out: Path, force: bool) -> tuple[str, str]:
+    """Format and type as they are written here. InputError for what cannot be made, or may not be made there; said before a
+    model is fetched or read."""
+    to, weights = to.lower(), weights.upper()
     if to not in TYPES:
         raise InputError(f"--to {to!r}: known: {', '.join(TYPES)}")
     if weights not in TYPES[to]:
@@ -94,6 +100,8 @@ def _check(to: str, weights: str) -> None:
     absent = [name for name in NEEDS[to] if find_spec(name) is None]
     if absent:
         raise InputError(f"--to {to} needs {', '.join(absent)}: pip install 'tokencodes[export]'")
+    refuse_taken(out.resolve(), force)
+    return to, weights
 
 
 def file_of(source: Source, to: str, weights: str) -> str:

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 
 from tokencodes import checkpoint
 from tokencodes.errors import InputError
-from tokencodes.model import TokenCodeForCausalLM
+from tokencodes.files import read_json
+from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 
 TABLE = "model.embed_tokens.weight"
 UNFREEZES = (
@@ -104,16 +105,20 @@ def open_source(place: Path) -> Source:
     """The model of a run (its newest checkpoint), of one checkpoint or of an exported folder. InputError where its rotary
     positions are scaled, or its tokenizer is not the one that it was trained with or has no place in its vocabulary."""
     place = checkpoint.find(place)
-    model = checkpoint.load_model(place)
-    require_body(model.config.to_dict(), place)
-    if model.config.rope_parameters.get("rope_type", "default") != "default":
-        raise InputError(
-            f"{place}: rotary positions of type {model.config.rope_parameters['rope_type']!r}; only plain ones are exported"
-        )
-    tokenizer = checkpoint.tokenizer_of(place)
+    tokenizer, raw = checkpoint.tokenizer_of(place), read_json(place / "config.json")
+    if isinstance(raw, dict) and raw.get("model_type") == TokenCodeConfig.model_type:  # else `load_model` says what it is
+        _check(TokenCodeConfig.from_pretrained(place), place, tokenizer)
+    return Source(place, checkpoint.load_model(place), tokenizer)
+
+
+def _check(config: TokenCodeConfig, place: Path, tokenizer: Path | None) -> None:
+    """All that can be said before the weights are read."""
+    require_body(config.to_dict(), place)
+    rotary = config.rope_parameters.get("rope_type", "default")
+    if rotary != "default":
+        raise InputError(f"{place}: rotary positions of type {rotary!r}; only plain ones are exported")
     if tokenizer is not None:
-        _check_tokenizer(tokenizer, model)
-    return Source(place, model, tokenizer)
+        _check_tokenizer(tokenizer, config)
 
 
 def require_body(told: Mapping[str, Any], place: Path) -> None:
@@ -132,8 +137,8 @@ def require_body(told: Mapping[str, Any], place: Path) -> None:
         )
 
 
-def _check_tokenizer(file: Path, model: TokenCodeForCausalLM) -> None:
-    data, wanted, size = file.read_bytes(), model.config.tokenizer_sha256, model.config.vocab_size
+def _check_tokenizer(file: Path, config: TokenCodeConfig) -> None:
+    data, wanted, size = file.read_bytes(), config.tokenizer_sha256, config.vocab_size
     found = hashlib.sha256(data).hexdigest()
     if wanted not in (None, found):
         raise InputError(

@@ -12,8 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import tokencodes
+from tokencodes.codes import InterfaceSpec
 from tokencodes.errors import InputError
-from tokencodes.files import CARD, appearing, certified, changed_since, file_sha256, read_json, write_certificate, write_text
+from tokencodes.files import (
+    CARD,
+    appearing,
+    certified,
+    changed_since,
+    file_sha256,
+    read_json,
+    refuse_taken,
+    write_certificate,
+    write_text,
+)
 from tokencodes.importing.foreign import import_foreign
 from tokencodes.importing.names import Mapped
 from tokencodes.importing.plain import compact
@@ -55,6 +66,7 @@ class Import:
 def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logits: Path | None, force: bool) -> Import:
     """Imports `place` into `out`. asked: its interface, where it cannot be found or is to be another. map_file, logits: of
     another program's checkpoint. InputError, CheckFailed: nothing is written."""
+    check_asked(out, asked, map_file, logits, force)
     if not place.exists():
         raise InputError(f"{place}: no such file or folder")
     if place.resolve().is_relative_to(out.resolve()):
@@ -75,6 +87,17 @@ def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logi
         write_text(folder / CARD, CARD_TEXT.format(name=made.source, interface=facts["interface"], found=made.found))
         write_certificate(folder, "tokencodes-import", made.as_json())
     return made
+
+
+def check_asked(out: Path, asked: str | None, map_file: Path | None, logits: Path | None, force: bool) -> None:
+    """InputError for an interface that is none, files that are not there, or a folder that may not be replaced; said before a
+    model is fetched or read."""
+    if asked is not None:
+        InterfaceSpec.parse(asked)
+    for option, file in (("--map", map_file), ("--logits", logits)):
+        if file is not None and not file.is_file():
+            raise InputError(f"{option} {file}: no such file")
+    refuse_taken(out.resolve(), force)
 
 
 def _refuse_ours(place: Path, told: bool) -> None:
