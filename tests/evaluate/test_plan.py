@@ -108,3 +108,111 @@ def test_rows_of_a_pass_are_no_more_than_the_batch_when_padded():
     asked = [(draw.integers(0, 1000, size, dtype=np.uint32), 1) for size in sizes]
     for one in make_plan(asked, 1024, shared=False)[0].passes:
         assert len(one.pieces) * max(len(piece.tokens) for piece in one.pieces) <= 1024
+
+
+def asked_of(*sequences, scored=1):
+    return [(np.array(ids, dtype=np.uint32), scored) for ids in sequences]
+
+
+def test_a_tree_is_one_piece_in_the_order_of_a_walk():
+    plan, items = make_plan([*asked_of([1, 2, 5, 9], [1, 2, 3, 4, 8]), *asked_of([1, 2, 3, 4, 7], scored=2)], 64)
+    ((one,), (piece,)) = plan.passes, plan.passes[0].pieces
+    assert piece.tokens.tolist() == [1, 2, 3, 4, 5] and piece.depth.tolist() == [0, 1, 2, 3, 2]
+    assert piece.last.tolist() == [4, 4, 3, 3, 4]  # each token is seen by those up to here
+    assert (piece.start, piece.continues, piece.kept, piece.room, piece.number, piece.chain) == (0, None, False, 0, 0, False)
+    assert (plan.size, one.size, plan.batch, plan.shared) == (5, 5, 64, True)
+    assert [(ids.tolist(), scored) for ids, scored in plan.items] == [
+        ([1, 2, 3, 4, 7], 2),
+        ([1, 2, 3, 4, 8], 1),
+        ([1, 2, 5, 9], 1),
+    ]
+    assert items.tolist() == [2, 1, 0]
+    # After row 2 token 4 is asked for, after row 3 tokens 7 and 8, after row 4 token 9.
+    assert one.rows.tolist() == [2, 3, 3, 4] and one.targets.tolist() == [4, 7, 8, 9]
+    assert one.items.tolist() == [0, 0, 1, 2] and one.places.tolist() == [0, 1, 0, 0]
+
+
+@pytest.fixture
+def costs(monkeypatch):
+    """Sets what a plan counts with."""
+
+    def cost(saved, keys):
+        monkeypatch.setattr(planning, "SAVED", saved)
+        monkeypatch.setattr(planning, "KEYS_A_TOKEN", keys)
+
+    return cost
+
+
+# Three tokens, then two tails of three: nine tokens as one tree, twelve as two rows. And one token that has nothing in common.
+FORK = asked_of([1, 2, 3, 4, 5, 6, 0], [1, 2, 3, 7, 8, 9, 0], [50, 0])
+
+
+@pytest.mark.parametrize(
+    ("saved", "keys", "batch", "size", "kept"),
+    [
+        (128, 3, 9, 9, 0),  # (9² - 2·6²) = 9 pairs in vain are worth 3 tokens at 3 keys a token
+        (128, 2, 9, 12, 0),  # and are not at 2
+        (128, 3, 8, 12, 0),  # nine tokens are too many for a pass
+        (3, 3, 8, 9, 1),  # then the beginning is kept if that saves enough
+        (4, 3, 8, 12, 0),
+        (3, 2, 9, 12, 0),  # in a large pass it must save as much as the pass is large
+        (3, 2, 3, 9, 1),
+        (1, 2, 3, 9, 1),
+    ],
+)
+def test_a_beginning_is_shared_kept_or_computed_again(costs, saved, keys, batch, size, kept):
+    costs(saved, keys)
+    plan, _ = make_plan(FORK, batch)
+    pieces = [piece for one in plan.passes for piece in one.pieces]
+    assert plan.size == size + 1 and sum(piece.kept for piece in pieces) == kept
+    if kept:
+        first, *others, alone = pieces
+        assert (alone.start, alone.continues, alone.tokens.tolist()) == (0, None, [50])
+        assert (first.tokens.tolist(), first.depth.tolist(), first.last.tolist()) == ([1, 2, 3], [0, 1, 2], [2, 2, 2])
+        assert (first.start, first.room, first.number, first.chain) == (0, 3, 0, True)
+        assert [(piece.start, piece.continues, piece.depth.tolist()) for piece in others] == [(3, first, [0, 1, 2])] * 2
+
+
+def test_what_continues_a_kept_piece_comes_in_a_later_pass(costs):
+    costs(3, 2)
+    for batch, numbers in ((8, [0, 1, 1, 1]), (5, [0, 1, 2, 2])):
+        plan, _ = make_plan(FORK, batch)
+        assert [piece.number for one in plan.passes for piece in one.pieces] == numbers
+        assert [number for number, one in enumerate(plan.passes) for _ in one.pieces] == numbers
+
+
+def test_a_kept_piece_has_room_for_the_longest_that_continues_it(costs):
+    costs(2, 0)
+    fork = asked_of([1, 2, 3, 4, 5, 6, 0], [1, 2, 7, 0], [1, 2, 8, 9, 0])
+    plan, _ = make_plan(fork, 4)
+    first, *others = (piece for one in plan.passes for piece in one.pieces)
+    assert first.tokens.tolist() == [1, 2] and sorted(len(piece.tokens) for piece in others) == [1, 2, 4] and first.room == 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "padded", "shared"),
+    [
+        ([3, 3, 2], 6, [[3, 3], [2]], [[3, 3], [2]]),
+        ([3, 3, 2], 8, [[3, 3], [2]], [[3, 3, 2]]),
+        ([3, 3, 2], 9, [[3, 3, 2]], [[3, 3, 2]]),
+        ([1, 4, 1, 1], 4, [[1], [4], [1, 1]], [[1], [4], [1, 1]]),
+        ([1, 2, 2], 4, [[1, 2], [2]], [[1, 2], [2]]),
+        ([9, 1], 4, [[9], [1]], [[9], [1]]),
+    ],
+)
+def test_pieces_go_into_passes_in_their_order_as_many_as_fit(sizes, batch, padded, shared):
+    asked = asked_of(*([number * 100 + place for place in range(size)] + [0] for number, size in enumerate(sizes, 1)))
+    for share, wanted in ((False, padded), (True, shared)):
+        plan, _ = make_plan(asked, batch, share)
+        assert [[len(piece.tokens) for piece in one.pieces] for one in plan.passes] == wanted
+
+
+def test_the_plans_hash_is_over_all_that_it_depends_on():
+    import hashlib
+
+    asked = asked_of([5, 6, 7], [1, 2], scored=1)
+    digest = hashlib.sha256(b"1 16 128 1000 True")
+    for ids, scored in (([1, 2], 1), ([5, 6, 7], 1)):
+        digest.update(f" {len(ids)} {scored} ".encode() + np.array(ids, "<u4").tobytes())
+    assert make_plan(asked, 16)[0].sha256 == digest.hexdigest() != make_plan(asked, 16, False)[0].sha256
+    assert (planning.VERSION, planning.SAVED, planning.KEYS_A_TOKEN) == (1, 128, 1000)

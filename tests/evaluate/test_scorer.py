@@ -11,10 +11,11 @@ from tests.conftest import VOCAB
 from tests.evaluate.conftest import tiny
 from tokencodes.errors import CheckFailed
 from tokencodes.evaluate import packed
+from tokencodes.evaluate import plan as plan_module
 from tokencodes.evaluate import scorer as scorer_module
 from tokencodes.evaluate.plan import make_plan
 from tokencodes.evaluate.requests import Asked, Request
-from tokencodes.evaluate.scorer import Scorer, _judge
+from tokencodes.evaluate.scorer import Score, Scorer, _finished, _judge, _needed
 
 
 def request_of(ids, scored, number=0):
@@ -205,3 +206,133 @@ def test_a_reduced_dtype_is_scored_in_float32_softmax():
     exact, reduced = Scorer(model, 64).score(requests), Scorer(tiny("llama").to(torch.bfloat16), 64).score(requests)
     worst = max(float(np.abs(a.log_probs - b.log_probs).max()) for a, b in zip(exact, reduced, strict=True))
     assert 1e-4 < worst < 0.5 and reduced[0].log_probs.dtype == np.float32
+
+
+def test_a_score_is_the_sum_of_its_tokens_in_float64():
+    values = np.array([-1e8, -1.0, -1.0], np.float32)
+    assert Score(values, False).total == -100000002.0
+
+
+def test_progress_counts_requests_and_tells_the_rate_and_the_time_left(monkeypatch):
+    clock = iter(range(0, 1000, 2))  # two seconds a look
+    monkeypatch.setattr(scorer_module.time, "monotonic", lambda: float(next(clock)))
+    told = []
+    scorer = Scorer(tiny("llama"), 4, progress=lambda *values: told.append(values))
+    requests = [request_of([1, 2, 3, 9], 1), request_of([4, 5, 6, 7, 9], 1), request_of([1, 2, 3, 9], 1)]
+    scorer.score(requests)
+    # Two passes, of three and of four tokens; the first answers two requests.
+    assert told == [(2, 3, 2 / 2, 2 / 3 * 4), (3, 3, 3 / 4, 0.0)] and scorer.computed == 7
+
+
+def plan_of_a_kept_beginning(monkeypatch):
+    """Passes 0 (kept), 1, 2 and 3, of which 1 and 2 continue 0."""
+    monkeypatch.setattr(plan_module, "SAVED", 3)
+    monkeypatch.setattr(plan_module, "KEYS_A_TOKEN", 2)
+    asked = [[1, 2, 3, 4, 5, 6, 0], [1, 2, 3, 7, 8, 9, 0], [50, 51, 52, 0]]
+    plan, item_of = make_plan([(np.array(ids, np.uint32), 1) for ids in asked], 3)
+    assert [len(one.pieces) for one in plan.passes] == [1, 1, 1, 1]
+    return plan, item_of
+
+
+def test_a_pass_is_needed_if_it_is_not_done_or_if_one_that_continues_it_is_not(monkeypatch):
+    plan, _ = plan_of_a_kept_beginning(monkeypatch)
+    for done, needed in (((), {0, 1, 2, 3}), ((0, 1, 2), {3}), ((0, 1, 3), {0, 2}), ((0, 1, 2, 3), set()), ((1, 2), {0, 3})):
+        assert _needed(plan, dict.fromkeys(done)) == needed
+
+
+def test_a_request_is_finished_in_the_last_pass_that_answers_it(monkeypatch):
+    plan, item_of = plan_of_a_kept_beginning(monkeypatch)
+    assert _finished(plan, np.bincount(item_of)).tolist() == [0, 1, 1, 1]
+    asked = [(np.array([1, 2, 3, 4, 5, 6, 0], np.uint32), 6), (np.array([1, 2, 3, 7, 8, 9, 0], np.uint32), 1)]
+    plan, item_of = make_plan([*asked, asked[0]], 3)
+    assert _finished(plan, np.bincount(item_of)).tolist() == [0, 2, 1]
+
+
+class OnAGpu:
+    """As much of a model on a GPU as the choice of a batch looks at."""
+
+    device = type("Device", (), {"type": "cuda"})
+
+
+@pytest.mark.parametrize(
+    ("fits", "batch"), [(99999, 32768), (32768, 32768), (30000, 16384), (4096, 4096), (2048, 2048), (5, 1024)]
+)
+def test_on_a_gpu_the_largest_batch_that_fits_is_taken(monkeypatch, fits, batch):
+    scorer, tried = Scorer(tiny("llama"), 64), []
+    scorer.model, scorer.shared = OnAGpu(), False
+
+    def answers(forward, one):
+        tried.append(one.size)
+        if one.size > fits:
+            raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(scorer, "_answers", answers)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    assert scorer._fitting() == batch
+    assert tried[0] > 32000 and (scorer_module.CPU_BATCH, scorer_module.CUDA_BATCH) == (1024, 32768)
+
+
+class Off(packed.Packed):
+    """Packed logits that are off by a number, or NaN."""
+
+    by = 0.0
+
+    def logits(self, one, rows):
+        for part in super().logits(one, rows):
+            part[-1:, 0] += self.by
+            yield part
+
+
+@pytest.mark.parametrize(
+    ("by", "dtype", "shared"),
+    [
+        (0.0, torch.float32, True),
+        (9e-4, torch.float32, True),
+        (1.1e-3, torch.float32, False),
+        (-1.1e-3, torch.float32, False),
+        (float("nan"), torch.float32, False),
+        (0.1, torch.bfloat16, True),
+        (0.5, torch.bfloat16, False),
+    ],
+)
+def test_a_model_is_packed_only_if_its_own_forward_gives_the_same(monkeypatch, by, dtype, shared):
+    monkeypatch.setattr(scorer_module, "Packed", type("Wrong", (Off,), {"by": by}))
+    scorer = Scorer(tiny("llama").to(dtype), 64)
+    assert scorer.shared is shared
+    assert ("packed, common beginnings" in scorer.how) is shared and (
+        "packed logits would differ by" in scorer.how
+    ) is not shared
+
+
+def test_the_culprit_is_the_document_whose_own_logits_are_not_finite():
+    model = tiny("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5] = float("inf")
+    scorer = Scorer(tiny("llama"), 64)
+    scorer.model = model
+    with pytest.raises(CheckFailed, match=r"^t, document 7, part 0: a log-probability is not finite"):
+        scorer.score([request_of([1, 2, 3], 1, 6), request_of([1, 5, 6], 1, 7), request_of([9, 8, 7], 1, 8)])
+
+
+def test_another_thread_count_dtype_or_fingerprint_is_another_journal(monkeypatch):
+    kinds = {Scorer(tiny("llama"), 64)._kind, Scorer(tiny("llama"), 64, fingerprint="x")._kind}
+    kinds.add(Scorer(tiny("llama").to(torch.bfloat16), 64)._kind)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    kinds.add(Scorer(tiny("llama"), 64)._kind)
+    assert len(kinds) == 4 and Scorer(tiny("llama"), 64).vocab_size == VOCAB
+
+
+def test_a_scored_model_does_no_dropout():
+    model = tiny("gpt2").train()
+    Scorer(model, 64)
+    assert not model.training
+
+
+@pytest.mark.parametrize("place", [0, 3, 4])
+def test_the_greedy_token_is_the_first_of_the_largest_logits(place):
+    logits = torch.tensor([[0.0, 0.0, 0.0, 2.0, 2.0]])
+    if place == 0:
+        logits = torch.tensor([[2.0, 0.0, 0.0, 2.0, 2.0]])
+    found, best = _judge(logits.clone(), torch.tensor([0]), torch.tensor([place]))
+    assert best.tolist() == [place in (0, 3)]
+    assert float(found[0]) == pytest.approx(float(logits.log_softmax(-1)[0, place]), abs=1e-6)
