@@ -12,7 +12,8 @@ from safetensors import SafetensorError
 from typer.exceptions import TyperException
 
 from tokencodes.cli import data, evaluate, export, models, runs, submit  # noqa: F401 (each adds its commands)
-from tokencodes.cli.common import app, speaks
+from tokencodes.cli.common import app
+from tokencodes.cli.printing import note, speaks
 from tokencodes.errors import CheckFailed, Elsewhere, InputError
 
 INTERRUPTED = "interrupted; what was finished is intact, and the same command goes on from there"
@@ -35,6 +36,7 @@ def run(arguments: list[str]) -> int:
     interrupted = NOTHING_WRITTEN if arguments[:1] in (["export"], ["import"]) else INTERRUPTED
     try:
         status = app(arguments, standalone_mode=False)
+        sys.stdout.flush()  # a full disk behind it is met here, not when the program has ended
         return _complain(interrupted, 130) if status == 130 else int(status or 0)
     except CheckFailed as error:
         if isinstance(error, Elsewhere) or (error.everywhere and not speaks()):
@@ -55,6 +57,9 @@ def run(arguments: list[str]) -> int:
         command = [arguments[0]] if arguments and not arguments[0].startswith("-") else []
         see = " ".join(["tokencodes", *command, "--help"])
         return _complain(f"{told} (see {see})", 2) if told else 2  # without arguments the help was shown
+    except UnicodeEncodeError as error:
+        name = str(error.object)[:160]  # of a file or a folder, in which other bytes than UTF-8 are lone surrogates
+        return _complain(f"{name!r}: holds bytes that are not UTF-8, so no file can record it; choose another name", 2)
     except SafetensorError as error:
         return _complain(f"could not write or read tensors ({error}); is the disk full? What was finished before is intact", 2)
     except OSError as error:
@@ -66,5 +71,5 @@ def run(arguments: list[str]) -> int:
 
 def _complain(line: str, status: int) -> int:
     rank = f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
-    print(f"tokencodes{rank}: " + " ".join(line.split()), file=sys.stderr)
+    note(f"tokencodes{rank}: " + " ".join(line.split()))
     return status

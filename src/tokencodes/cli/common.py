@@ -1,22 +1,20 @@
-"""What all commands share: the app, the options, and how a result is shown.
+"""What all commands share: the app, the options, and who is told what happens.
 
 Modules of commands import little at their top: what a command needs is imported inside it, so that help, and commands that work
 on text alone, do not wait for torch.
 """
 
-import json
 import os
 import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 import tokencodes
+from tokencodes.cli.printing import emit, say, speaks
 
 if TYPE_CHECKING:
     from tokencodes.train.metrics import Observer
@@ -35,33 +33,6 @@ Track = Annotated[
 ]
 Preset = Annotated[str, typer.Argument(help="A preset's name, or a TOML file.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
-
-
-def speaks() -> bool:
-    """Whether this process is the first rank, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def emit(as_json: bool, value: Any, text: str | Table) -> None:
-    """The result: JSON for a program, text or a table for a person. Of several ranks, the first one speaks."""
-    if not speaks():
-        return
-    if as_json:
-        print(json.dumps(value, ensure_ascii=False, allow_nan=False))
-    elif isinstance(text, Table):
-        Console(width=None if sys.stdout.isatty() else 140).print(text)
-    else:
-        print(text)
-
-
-def short(value: Any) -> str:
-    """A value in a table's cell."""
-    if isinstance(value, tuple):
-        shown = [f"{one:.4g}" for one in value[:8]]
-        return ", ".join(shown) + (f", ... ({len(value)} in all, last {value[-1]:.4g})" if len(value) > 8 else "")
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "not applicable"}[value]
-    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def observer(as_json: bool, track: list[str] | None = None, out: Path = Path()) -> "Observer":
@@ -93,13 +64,13 @@ def again() -> str:
 
 def stopped(as_json: bool, where: Path) -> None:
     """Says that the work was stopped at a safe place, and how it goes on."""
-    emit(as_json, {"done": False, "out": str(where)}, f"Stopped; everything up to here is saved. To go on:\n  {again()}")
+    emit(as_json, {"done": False, "out": str(where)}, ["Stopped; everything up to here is saved. To go on:", f"  {again()}"])
 
 
 def show_version(asked: bool) -> None:
     """For --version."""
     if asked:
-        print(tokencodes.__version__)
+        say(tokencodes.__version__)
         raise typer.Exit()
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
-from tokencodes.cli.common import Json, Out, Sets, again, app, emit, observer
+from tokencodes.cli.common import Json, Out, Sets, again, app, observer
+from tokencodes.cli.printing import Table, emit
 from tokencodes.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def prepare(
     means = Means(workers, tokenizer_engine, max(1, int(batch_mb * (1 << 20))), engine, tuple(cluster or ()))
     dataset = prepare_asked(asked, out, means, say)
     if dataset is None:
-        emit(as_json, {"done": False, "out": str(out)}, f"Submitted. When the jobs are done, this seals it:\n  {again()}")
+        emit(as_json, {"done": False, "out": str(out)}, ["Submitted. When the jobs are done, this seals it:", f"  {again()}"])
         return
     emit(as_json, {"done": True, **_prepared(dataset)}, _preparation(dataset))
 
@@ -131,7 +131,7 @@ def _moved_ids(dataset: "Dataset", moved: "Moved") -> list[str]:
     return list(islice(names, 3))
 
 
-def _preparation(dataset: "Dataset") -> str:
+def _preparation(dataset: "Dataset") -> list[str]:
     from tokencodes.train.corpus import lost
 
     counts, moved = dataset.counts, dataset.manifest.moved
@@ -150,7 +150,7 @@ def _preparation(dataset: "Dataset") -> str:
         for kind, count in kinds.items():
             first = f" (first: {counts.examples[kind]})" if kind in counts.examples else ""
             lines.append(f"  {verb} {count:,}: {kind}{first}")
-    return "\n".join(lines)
+    return lines
 
 
 @app.command()

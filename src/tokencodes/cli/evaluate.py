@@ -1,16 +1,15 @@
 """Commands that judge models: audit, evaluate, contrast."""
 
 import math
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from tokencodes.cli.common import Json, Out, app, emit, quiet
+from tokencodes.cli.common import Json, Out, app, quiet
+from tokencodes.cli.printing import Table, emit, note, say
 from tokencodes.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def evaluate(
     from tokencodes.report.evaluations import write_evaluation
 
     quiet()
-    say = (lambda line: None) if as_json else print
+    tell = (lambda line: None) if as_json else say
     places = _checkpoints(model, out) if every_checkpoint else {model: out}
     planned = []  # all of them before any weights are read
     for place, folder in places.items():
@@ -113,11 +112,11 @@ def evaluate(
     results = []
     for subject, asking, folder in planned:
         evaluated = load(subject, device, dtype)
-        results.append(evaluation.evaluate(evaluated, asking, folder, batch, _Shown(say).progress, say))
+        results.append(evaluation.evaluate(evaluated, asking, folder, batch, _Shown(tell).progress, tell))
         page = write_evaluation([folder], folder)
     if every_checkpoint:
         page = write_evaluation(list(places.values()), out)
-    say(f"{page}: results, audit and sensitivities")
+    tell(f"{page}: results, audit and sensitivities")
     emit(as_json, results if every_checkpoint else results[0], _table(results[-1]))
 
 
@@ -154,13 +153,14 @@ def contrast(
         write_contrast(found, out)
     columns, rows = table_of(found)
     if found["not_told"]:
-        print(f"left out, because one cluster gives no error: {'; '.join(found['not_told'])}", file=sys.stderr)
+        note(f"left out, because one cluster gives no error: {'; '.join(found['not_told'])}")
     table = Table(*columns[:-1], title=found["title"])
     for row in rows:
         table.add_row(*row[:-1])
     emit(as_json, found, table)
     if not as_json:
-        print("\n".join(f"{row[0]}, {row[1]}: {row[-1]}" for row in rows))
+        for row in rows:
+            say(f"{row[0]}, {row[1]}: {row[-1]}")
 
 
 def _benchmarks(suite: str, data: Path | None) -> "tuple[Benchmark, ...]":

@@ -1,7 +1,6 @@
 """Commands that carry models out and in: export, import, push."""
 
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -9,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from tokencodes.cli.common import Json, Out, app, emit, quiet
+from tokencodes.cli.common import Json, Out, app, quiet
+from tokencodes.cli.printing import Table, emit, note
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def export(
     emit(as_json, found.as_json(), table)
     absent = [f"{one.runtime}: not run, {one.detail}" for one in found.runtimes if one.status == "not run"]
     for line in absent + ([] if found.tokenizer else ["no tokenizer lies beside the model, so none is in the export"]):
-        print(line, file=sys.stderr)
+        note(line)
 
 
 @app.command("import")
@@ -92,7 +91,7 @@ def bring(
         emit(False, None, table)
     emit(as_json, found.as_json(), f"{out}: {found.found}; compared on {found.compared}")
     for line in found.notes:
-        print(f"note: {line}", file=sys.stderr)
+        note(f"note: {line}")
 
 
 @app.command()

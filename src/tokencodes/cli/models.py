@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from tokencodes.cli.common import Json, app, emit, quiet, short
+from tokencodes.cli.common import Json, app, quiet
+from tokencodes.cli.printing import Table, emit, short
 from tokencodes.errors import CheckFailed
 from tokencodes.files import write_json, write_text
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from tokencodes.cli.common import Json, Out, Preset, Sets, Track, app, emit, observer, quiet, stopped
+from tokencodes.cli.common import Json, Out, Preset, Sets, Track, app, observer, quiet, stopped
+from tokencodes.cli.printing import Table, emit
 from tokencodes.errors import CheckFailed, InputError
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
     table = Table("", *arms, title=f"{preset}: float32 training state, counted on the meta device")
     for key in next(iter(arms.values())):
         cells = [facts[key] for facts in arms.values()]
-        told = [f"{c:,}" if isinstance(c, int) else f"{c:,.3f}" if isinstance(c, float) else str(c or "-")[:24] for c in cells]
+        told = [f"{c:,}" if isinstance(c, int) else f"{c:,.3f}" if isinstance(c, float) else str(c or "-") for c in cells]
         table.add_row(key.replace("_", " "), *told)
     emit(as_json, {"preset": preset, "arms": arms}, table)
 
@@ -191,4 +191,4 @@ def config_presets(as_json: Json = False) -> None:
     """The presets in the package."""
     from tokencodes.train.settings import preset_names
 
-    emit(as_json, {"presets": preset_names()}, "\n".join(preset_names()))
+    emit(as_json, {"presets": preset_names()}, preset_names())

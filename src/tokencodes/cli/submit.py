@@ -23,7 +23,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from tokencodes.cli.common import Json, app, emit
+from tokencodes.cli.common import Json, app
+from tokencodes.cli.printing import emit
 from tokencodes.errors import InputError, nearest
 from tokencodes.files import write_text
 

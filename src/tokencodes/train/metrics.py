@@ -10,6 +10,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from tokencodes.escape import encodable, printable
 from tokencodes.files import read_json_lines, write_text
 
 
@@ -145,9 +146,9 @@ class Terminal:
         if not self._console.is_terminal:
             return
         columns = (
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=20),
-            TextColumn("{task.completed}/{task.total}  {task.fields[told]}"),
+            TextColumn("{task.completed}/{task.total}  {task.fields[told]}", markup=False),
             TimeRemainingColumn(),
         )
         self._progress = Progress(*columns, console=self._console)
@@ -174,10 +175,11 @@ class Terminal:
 
     def say(self, line: str) -> None:
         """A line above the bar."""
+        literal = encodable(printable(line), sys.stderr.encoding)
         if self._progress is not None:
-            self._progress.console.print(line, highlight=False, markup=False)
+            self._progress.console.print(literal, highlight=False, markup=False, emoji=False)
         else:
-            print(line, file=sys.stderr, flush=True)
+            print(literal, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Stops the bar."""
