@@ -12,7 +12,7 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 # What this project prints beyond ASCII, and how it reads on a terminal that has ASCII alone.
 PLAIN = {"█": "#", "·": "*", "×": "x", "±": "+-", "²": "^2", "‖": "||", "→": "->", "≥": ">=", "≤": "<=", "…": "..."}
 PLAIN |= {"–": "-", "—": "-", "‘": "'", "’": "'", "“": '"', "”": '"'}
-MARKDOWN = re.compile(r"[\\`*\[\]<>|~]|(?<![^\W_])_|_(?![^\W_])|^[#+-](?=\s)")
+MARKDOWN = re.compile(r"[\\`*\[\]<>|~]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])|^[#+-](?=\s)")
 LATEX = str.maketrans(
     {character: "\\" + character for character in "&%$#_{}"}
     | {character: f"${character}$" for character in "<>|"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -348,3 +349,11 @@ def test_an_export_of_other_names_is_refused(make, tmp_path, capsys):
         assert command(["export", str(make()), *more, "--out", str(tmp_path / "x")]) == 2
         assert said in capsys.readouterr().err
         shutil.rmtree(tmp_path / "model")
+
+
+def test_a_card_shows_the_name_of_a_folder_literally(make, tmp_path):
+    folder = make().rename(tmp_path / "a|b `c` <d> [e]")
+    export(folder, "gguf", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "\n# a\\|b \\`c\\` \\<d\\> \\[e\\]\n" in card
+    assert f"llama-cli -m {shlex.quote(next((tmp_path / 'out').glob('*.gguf')).name)} -no-cnv" in card

@@ -1,5 +1,6 @@
 """The model card: what is known of a model from its run's own records, and which programs were really tried."""
 
+import shlex
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +12,7 @@ import tokencodes
 from tokencodes import checkpoint
 from tokencodes.checkpoint.origin import Known, Origin
 from tokencodes.errors import InputError
+from tokencodes.escape import markdown, markdown_code, printable
 from tokencodes.export.source import UNFREEZES, Source
 from tokencodes.files import CARD, read_toml, write_text
 from tokencodes.records import checked, read_record
@@ -202,9 +204,24 @@ def _evaluation(found: EvaluationKeys) -> dict[str, Any]:
     }
 
 
+class _Markdown(str):
+    """Text that is Markdown already."""
+
+
+def _literal(value: Any) -> str:
+    """What the template shows of a value: all but Markdown of ours is escaped."""
+    return value if isinstance(value, _Markdown) else markdown(str(value))
+
+
+def _word(name: str) -> str:
+    """A file's name as a word of a shell command, in a code block."""
+    return shlex.quote(printable(name))
+
+
 def write_card(facts: CardFacts, made: "Export", folder: Path) -> None:
     """README.md of an export."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_literal)
+    environment.filters |= {"code": lambda text: _Markdown(markdown_code(text)), "word": lambda text: _Markdown(_word(text))}
     template = environment.from_string((files("tokencodes.export") / "card.md.j2").read_text(encoding="utf-8"))
     told = {key: getattr(facts, key) for key in ("name", "shape", "run", "study", "evaluation", "limits")}
     runtimes = [one.cells() for one in made.runtimes]

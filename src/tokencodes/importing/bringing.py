@@ -14,6 +14,7 @@ from typing import Any
 import tokencodes
 from tokencodes.codes import InterfaceSpec
 from tokencodes.errors import InputError
+from tokencodes.escape import markdown, markdown_code
 from tokencodes.files import (
     CARD,
     appearing,
@@ -39,7 +40,7 @@ tags:
 
 # {name}
 
-A Llama decoder whose token input is the interface `{interface}` ({found}). Its class is tokencodes' own, so stock transformers
+A Llama decoder whose token input is the interface {interface} ({found}). Its class is tokencodes' own, so stock transformers
 does not load it; `tokencodes.load(FOLDER)` does, FOLDER being these files or their name on the hub, and `tokencodes export`
 writes it for other programs. `certificate.json` says from what it was imported, and what was compared.
 """
@@ -84,7 +85,8 @@ def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logi
             if place.is_dir() and (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
         made = Import(place.resolve().name, facts, found.found, found.compared, notes, tuple(mapped))
-        write_text(folder / CARD, CARD_TEXT.format(name=made.source, interface=facts["interface"], found=made.found))
+        shown = {"name": markdown(made.source), "interface": markdown_code(facts["interface"]), "found": markdown(made.found)}
+        write_text(folder / CARD, CARD_TEXT.format(**shown))
         write_certificate(folder, "tokencodes-import", made.as_json())
     return made
 

@@ -1,6 +1,7 @@
 """The pictures of a report, as SVG text. Each arm has a colour, a dash and a marker, so that grey prints can be read."""
 
 import io
+import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tokencodes.codes import Codebook
+from tokencodes.escape import printable
 from tokencodes.evaluate.statistics import PairedDifference
 from tokencodes.report.results import StudyResult
 
@@ -25,6 +27,7 @@ STYLE = {
     "grid.color": "#dddddd",
     "grid.linewidth": 0.7,
     "axes.axisbelow": True,
+    "text.parse_math": False,  # `$` in a name is a dollar
 }
 # Okabe and Ito's colours, ordered so that neighbours differ in lightness too.
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#56B4E9", "#808080")
@@ -49,19 +52,19 @@ def looks(arms: list[str]) -> dict[str, Look]:
 def svg(figure: Figure, name: str) -> str:
     """The figure as an <svg> element that fits its place; ids are made from `name`, so that pages can hold several."""
     buffer = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # text stays text, and the reader's fonts show it
         figure.savefig(buffer, format="svg", dpi=200, metadata={"Date": None}, bbox_inches="tight", pad_inches=0.05)
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return "\n".join(map(printable, text[text.index("<svg") :].split("\n")))  # control characters in a name are no XML
 
 
 def _axes(height: float) -> tuple[Figure, Axes]:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, height))
-        axes = figure.add_subplot()
-    return figure, axes
+    figure = Figure(figsize=(WIDTH_INCHES, height))
+    return figure, figure.add_subplot()
 
 
+@matplotlib.rc_context(STYLE)
 def loss_curves(study: StudyResult) -> str:
     """Held-out loss against targets, one line a seed; the yardsticks as level lines."""
     figure, axes = _axes(3.6)
@@ -92,6 +95,7 @@ def loss_curves(study: StudyResult) -> str:
     return svg(figure, "curves")
 
 
+@matplotlib.rc_context(STYLE)
 def final_losses(study: StudyResult) -> str:
     """Every seed a dot, the mean a bar."""
     arms = study.arms
@@ -108,6 +112,7 @@ def final_losses(study: StudyResult) -> str:
     return svg(figure, "final")
 
 
+@matplotlib.rc_context(STYLE)
 def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:
     """Differences to the baseline by seed, with the t interval of their mean where there is one."""
     figure, axes = _axes(0.9 + 0.6 * len(pairs))
@@ -135,6 +140,7 @@ def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:
     return svg(figure, "differences")
 
 
+@matplotlib.rc_context(STYLE)
 def draw_codebook(book: Codebook, hidden_size: int, name: str) -> str:
     """A codebook twice: the first 64 tokens, and all tokens in 128 bins; below, how long the input vectors are."""
     count, bits = len(book.words_VK), book.spec.binary_valued
@@ -142,9 +148,8 @@ def draw_codebook(book: Codebook, hidden_size: int, name: str) -> str:
     edges = np.linspace(0, count, bins + 1).astype(int)
     means = np.stack([book.words_VK[a:b].mean(0) for a, b in pairwise(edges)])
     norms = book.squared_norms(hidden_size)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, 4.6), layout="constrained")
-        top, middle, bottom = figure.subplots(3, 1, height_ratios=(1, 1, 0.9))
+    figure = Figure(figsize=(WIDTH_INCHES, 4.6), layout="constrained")
+    top, middle, bottom = figure.subplots(3, 1, height_ratios=(1, 1, 0.9))
     low, high = (0, 1) if bits else (-2, 2)
     look = {"cmap": "Greys", "vmin": low, "vmax": high, "aspect": "auto", "interpolation": "nearest", "origin": "lower"}
     top.imshow(book.words_VK[:first].T, **look, extent=(-0.5, first - 0.5, -0.5, book.width - 0.5))

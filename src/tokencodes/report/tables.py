@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tokencodes.escape import latex, markdown
 from tokencodes.files import write_text
-
-LATEX = str.maketrans(
-    {character: "\\" + character for character in "&%$#_{}"}
-    | {character: f"${character}$" for character in "<>|"}
-    | {"\\": r"\textbackslash{}", "±": r"$\pm$", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
-)
 
 
 @dataclass(frozen=True)
@@ -38,13 +33,13 @@ class Grid:
     def markdown(self) -> str:
         """With its title as a heading, its note below."""
         lines = [
-            f"### {self.title}",
+            f"### {markdown(self.title)}",
             "",
-            _line(self.columns),
+            _line([markdown(column) for column in self.columns]),
             _line([":---" if number < self.left or self._wordy(number) else "---:" for number in range(len(self.columns))]),
-            *(_line(row) for row in self.rows),
+            *(_line([markdown(cell) for cell in row]) for row in self.rows),
         ]
-        return "\n".join([*lines, *(["", self.note] if self.note else [])]) + "\n"
+        return "\n".join([*lines, *(["", markdown(self.note)] if self.note else [])]) + "\n"
 
     def csv(self) -> str:
         """A header and a line a row."""
@@ -59,9 +54,9 @@ class Grid:
         form = "".join(
             "p{6cm}" if self._wordy(number) else "l" if number < self.left else "r" for number in range(len(self.columns))
         )
-        lines = [" & ".join(str(cell).translate(LATEX) for cell in row) + r" \\" for row in (self.columns, *self.rows)]
+        lines = [" & ".join(map(latex, row)) + r" \\" for row in (self.columns, *self.rows)]
         body = [lines[0], r"\midrule", *lines[1:]]
-        caption = (f"{self.title}. {self.note}" if self.note else self.title).translate(LATEX)
+        caption = latex(f"{self.title}. {self.note}" if self.note else self.title)
         inside = [rf"\begin{{tabular}}{{{form}}}", r"\toprule", *body, r"\bottomrule", r"\end{tabular}"]
         return "\n".join([r"\begin{table}", *inside, rf"\caption{{{caption}}}", r"\end{table}"]) + "\n"
 
@@ -72,4 +67,4 @@ class Grid:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(cells) + " |"
