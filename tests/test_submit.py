@@ -14,7 +14,8 @@ import tomli_w
 
 from tests import PATIENCE
 from tokencodes.cli import run
-from tokencodes.cli.submit import Job, Launch, Shape, batch_file, executor_of, seconds_of
+from tokencodes.cli.batch import Job, Shape, batch_file, seconds_of
+from tokencodes.cli.submit import Launch, executor_of
 from tokencodes.train.corpus import foreign
 
 SBATCH = """#!/bin/bash
@@ -204,6 +205,62 @@ def test_what_is_written_into_a_folder_leaves_it_the_runs_own(slurm, capsys):
 
 
 TRAIN = ("train", "quickstart", "--out", "run")
+FIELDS = {
+    "partition": lambda text: (("--partition", text), TRAIN),
+    "account": lambda text: (("--account", text), TRAIN),
+    "extra": lambda text: (("--extra", f"--comment={shlex.quote(text)}"), TRAIN),
+    "extra value": lambda text: (("--extra", f"-k {shlex.quote(text)}"), TRAIN),
+    "out": lambda text: ((), ("train", "quickstart", "--out", text)),
+    "command": lambda text: ((), (*TRAIN, "--set", f"evaluation.data={text}")),
+}
+SHARP = [
+    "it's",
+    'a "b" c',
+    "$(touch caught)",
+    "`touch caught`",
+    "x; touch caught",
+    "a #b",
+    "100%j",
+    "Größe 日本",
+    "back\\slash",
+    "*",
+]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("text", SHARP)
+def test_every_field_of_a_batch_file_is_one_word_whatever_it_holds(field, text, slurm, monkeypatch):
+    options, command = FIELDS[field](text)
+    file = written(*options, command=command)
+    plain = written_lines(*FIELDS[field]("plain"))
+    told = file.read_text(encoding="utf-8").splitlines()
+    assert len(told) == len(plain)
+    (before,) = [line for line in plain if line.startswith("#SBATCH") and "plain" in line and "job-name" not in line] or [""]
+    if before and field != "out":
+        after = told[plain.index(before)]
+        assert shlex.split(after) == [word.replace("plain", text) for word in shlex.split(before)]
+    work(file, monkeypatch)
+    assert lines(slurm / "torchrun-0")[-len(command) :] == list(command)
+    assert not Path("caught").exists()
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("text", ["a\nb", "a\rb", "\x1b[2J", "a\n#SBATCH --uid=0"])
+def test_a_control_character_in_any_field_of_a_batch_file_is_refused(field, text, slurm, capsys):
+    options, command = FIELDS[field](text)
+    assert run(["submit", "--time", "4:00:00", "--write", "job.sh", *options, "--", *command]) == 2
+    told = capsys.readouterr()
+    assert "a batch file cannot hold a line break or another control character" in told.err
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert not Path("job.sh").exists()
+
+
+def written_lines(options: tuple[str, ...], command: tuple[str, ...]) -> list[str]:
+    """Of the batch file that a command would write beside the one that is there."""
+    kept = Path("job.sh").rename("kept.sh")
+    found = written(*options, command=command).read_text(encoding="utf-8").splitlines()
+    kept.replace("job.sh")
+    return found
 
 
 @pytest.mark.parametrize(
@@ -217,16 +274,22 @@ TRAIN = ("train", "quickstart", "--out", "run")
         ((), (*TRAIN, "--set", "budget.target=1"), "unknown key 'budget.target'"),
         ((), (*TRAIN, "--dry-run"), "--dry-run and --replay are answered at once"),
         ((), (*TRAIN, "--replay", "3"), "--dry-run and --replay are answered at once"),
-        ((), ("train", "quickstart", "--out", "a\nb"), "a line break in a path or an option"),
+        ((), ("train", "quickstart", "--out", "a\nb"), "a batch file cannot hold a line break"),
         (("--gpus", "8", "--ranks", "4"), TRAIN, "--ranks 4: each GPU has one rank"),
         (("--time", "1-"), TRAIN, "--time '1-': write it as Slurm does"),
         (("--time", "soon"), TRAIN, "--time 'soon': write it as Slurm does"),
         (("--time", "5"), TRAIN, "--time 5: less than twice the 180 seconds of --notice"),
         (("--notice", "30"), TRAIN, "--notice"),
-        (("--extra", "constraint=h100"), TRAIN, "--extra 'constraint=h100': write it as sbatch takes it"),
+        (("--extra", "constraint=h100"), TRAIN, "--extra 'constraint=h100': write one option as sbatch takes it"),
         (("--extra", "--signal=USR1@60"), TRAIN, "--extra '--signal=USR1@60': submit sets this itself"),
         (("--extra", "-N 4"), TRAIN, "--extra '-N 4': submit sets this itself"),
+        (("--extra", "--comment='a"), TRAIN, "No closing quotation; close the quotes"),
+        (("--extra", "--mem=4G --time=9"), TRAIN, "write one option as sbatch takes it"),
+        (("--extra", "-q long --uid=0"), TRAIN, "write one option as sbatch takes it"),
+        (("--extra", ""), TRAIN, "write one option as sbatch takes it"),
         (("--setup", "if true"), TRAIN, "--setup: no shell command"),
+        (("--setup", "cat <<END"), TRAIN, "--setup: no shell command"),
+        (("--setup", "echo a \\"), TRAIN, "its last backslash would join it to the next line"),
         (("--through", "submitit", "--write", "x.sh"), TRAIN, "--write: a batch file is for sbatch"),
         (("--write", "there.sh"), TRAIN, "there.sh: exists; remove it or choose another --write"),
         (("--write", "nowhere/x.sh"), TRAIN, "nowhere"),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,44 @@ def test_values_for_a_cluster_are_numbers_truths_and_tables_where_they_look_like
     assert (found["account"], found["cpus-per-task"], found["time"], found["array"]) == ("us", "2", "08:00:00", "0-3")
     assert "requeue" not in found
     assert "qos" not in found
+
+
+SHARP = 'it\'s $(touch caught) `touch caught` "x" 100%A'
+
+
+def test_a_folder_and_values_of_any_characters_are_words_of_the_batch_file(
+    slurm, texts, tokenizer_path, dataset, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    args = json.dumps({"comment": SHARP, "account": "us"})
+    told = ("time=1:00:00", f"partition={SHARP}", f"qos={SHARP}", f"sbatch_args={args}", f"mail_user={SHARP}")
+    out = tmp_path / SHARP / "data"
+    means = Means(engine="slurm", cluster=told)
+    assert start([str(texts)], TokenizerFile(tokenizer_path), out, OPTIONS, means, lambda line: None) is None
+    script = (slurm.queue / "1" / "script").read_text().splitlines()
+    found = dict(shlex.split(line)[1].removeprefix("--").partition("=")[::2] for line in script if line.startswith("#SBATCH"))
+    assert [found[key] for key in ("partition", "qos", "comment", "mail-user")] == [SHARP] * 4
+    assert found["output"] == f"{out}-logs/convert/slurm_logs/".replace("%", "%%") + "%A_%a.out"
+    slurm.work()
+    assert contents(out) == contents(dataset.path)
+    assert not (tmp_path / "caught").exists()
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["partition=a\nb", "qos=a\rb", r'sbatch_args={"comment": "a\nb"}', r'sbatch_args={"a\nb": 1}', "venv_path=\x1b[2J"],
+)
+def test_a_control_character_for_a_cluster_is_refused(told, slurm, four):
+    with pytest.raises(InputError, match="a batch file cannot hold a line break or another control character"):
+        submit_to_slurm(four.jobs, four.tokenizer, "cached", 1, ("time=1", "partition=cpu", told))
+    assert slurm.jobs() == []
+
+
+@pytest.mark.parametrize("told", ["job_name=$(id)", 'sbatch_args={"a b": 1}', 'srun_args={"x;id": 1}'])
+def test_a_name_of_a_job_or_an_option_is_letters_and_digits(told, slurm, four):
+    with pytest.raises(InputError, match="is no name of a job or an option"):
+        submit_to_slurm(four.jobs, four.tokenizer, "cached", 1, ("time=1", "partition=cpu", told))
+    assert slurm.jobs() == []
 
 
 def test_without_slurm_here_one_line_says_so_and_nothing_is_left_beside_the_dataset(

@@ -14,150 +14,22 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 
+from tokencodes.cli.batch import LAST_FILE, REST, Job, Shape, batch_file, check_job, seconds_of, words_of
 from tokencodes.cli.common import Json, app
 from tokencodes.cli.printing import emit
 from tokencodes.errors import InputError, nearest
 from tokencodes.files import write_text
 
-LAST_FILE = {"train": "result.json", "compare": "report.html"}  # what each command writes last of all
-PROGRESS = ("checkpoints/update-*/manifest.json", "result.json", "data/*/source.json")  # files that mean "got further"
-REST = 30  # seconds of the notice that are left to Slurm and to torchrun
-# What the file sets by itself, by long and short name, so no --extra may.
-OURS = {
-    "nodes": "N",
-    "ntasks": "n",
-    "ntasks-per-node": "",
-    "cpus-per-task": "c",
-    "gpus-per-node": "",
-    "time": "t",
-    "signal": "",
-}
-OURS |= {"partition": "p", "account": "A", "output": "o", "error": "e", "open-mode": "", "chdir": "D", "array": "a"}
-OURS |= {"requeue": "", "no-requeue": "", "job-name": "J"}
-
-
-class Shape(NamedTuple):
-    """What a job is given: nodes, ranks and GPUs of a node, CPU cores of a rank."""
-
-    nodes: int
-    ranks: int
-    gpus: int
-    cpus: int
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to run, on what, and for how long; `notice` seconds before the time is up it is told to stop."""
-
-    command: tuple[str, ...]
-    out: Path
-    shape: Shape
-    seconds: int
-    notice: int
-    partition: str | None
-    account: str | None
-    extra: tuple[str, ...]
-    setup: tuple[str, ...]
-    folder: Path = field(default_factory=Path.cwd)  # where the command was given
-    programs: Path = field(default_factory=lambda: Path(sys.executable).parent)  # where torchrun is
-
-    @property
-    def name(self) -> str:
-        """The job's name in the queue."""
-        return re.sub(r"[^\w.-]+", "-", f"tokencodes-{self.out.name}")
-
-    @property
-    def last(self) -> Path:
-        """The file that the command writes last."""
-        return self.out / LAST_FILE[self.command[0]]
-
-    @property
-    def cores(self) -> int:
-        """CPU cores of a node."""
-        return self.shape.ranks * self.shape.cpus
-
-    def launch(self, run: str, endpoint: str) -> list[str]:
-        """torchrun and its options, one for a line; `run` and `endpoint` name the meeting of the nodes."""
-        return [
-            f"--nnodes={self.shape.nodes}",
-            f"--nproc-per-node={self.shape.ranks}",
-            f"--rdzv-id={run}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={endpoint}",
-            "--max-restarts=0",
-            f"--shutdown-timeout={self.notice - REST}",
-        ]
-
-    def got(self) -> list[str]:
-        """How far the work is: what it has finished so far."""
-        return sorted(str(path) for pattern in PROGRESS for path in self.out.glob(f"**/{pattern}"))
-
-
-def batch_file(job: Job) -> str:
-    """The file for sbatch. Slurm reads its options as a shell would read words, so both are quoted alike."""
-    log = str(job.out).replace("%", "%%") + "/slurm/%j.log"
-    told = [f"--job-name={job.name}", f"--nodes={job.shape.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={job.cores}"]
-    told += [f"--gpus-per-node={job.shape.gpus}"] if job.shape.gpus else []
-    told += [f"--time={_slurm_time(job.seconds)}"]
-    told += [f"--{key}={value}" for key, value in (("partition", job.partition), ("account", job.account)) if value]
-    told += [f"--chdir={job.folder}", f"--output={log}", "--open-mode=append", "--requeue"]
-    quoted = [_quoted_option(option) for option in told]
-    out, command = shlex.quote(str(job.out)), shlex.join(job.command)
-    found = " -o ".join(f"-path '*/{pattern}'" for pattern in PROGRESS)
-    torchrun = " \\\n    ".join(job.launch('"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"', '"$head:$port"'))
-    return f"""#!/bin/bash
-# Written by `tokencodes submit`. Submit it with sbatch as often as you like: the run goes on where it stopped.
-{chr(10).join(f"#SBATCH {option}" for option in [*quoted, *job.extra])}
-# {job.notice} seconds before the time is up, SIGTERM to the processes of the step; "B:" would send it to this shell alone.
-#SBATCH --signal=TERM@{job.notice}
-
-# The programs of the environment in which the job was submitted; one thread for each core of a rank.
-export PATH={shlex.quote(str(job.programs))}:"$PATH"
-export OMP_NUM_THREADS={job.shape.cpus}
-set -e
-{chr(10).join(job.setup) or ": # no --setup"}
-set +e
-
-out={out}
-# How far the work is: checkpoints, results, prepared inputs.
-got() {{ find "$out" \\( {found} \\) | LC_ALL=C sort; }}
-before=$(got)
-
-# The first node is where the others meet; the port is the job's own.
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-port=$((20000 + SLURM_JOB_ID % 10000))
-
-# One torchrun a node. A node that stops first must not end the others, which may still be saving. torchrun passes SIGTERM on
-# and gives its ranks {job.notice - REST} seconds; a rank that fails is not started again here, but with the job.
-srun --nodes={job.shape.nodes} --ntasks-per-node=1 --cpus-per-task={job.cores} --kill-on-bad-exit=0 --wait=0 \\
-  torchrun \\
-    {torchrun} \\
-    -m tokencodes {command}
-status=$?
-
-if [ "$status" -eq 0 ] && [ -f "$out"/{job.last.name} ]; then
-  echo "done: $out/{job.last.name}"
-elif [ "$(got)" = "$before" ]; then
-  echo "not done, and no further than before (exit status $status): not requeued" >&2
-  exit $((status ? status : 1))
-else
-  echo "not done (exit status $status): requeued, to go on from the last checkpoint" >&2
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-"""
-
 
 class Launch:
-    """The same for submitit: what it pickles, and runs on each node. Its signal takes the place of Slurm's SIGTERM."""
+    """What submitit pickles and runs on each node: what the batch file does. Its signal takes the place of Slurm's SIGTERM."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -207,8 +79,9 @@ def executor_of(job: Job, cluster: str) -> Any:
         ) from None
     more: dict[str, Any] = {"requeue": True}
     for option in job.extra:
-        key, equals, value = shlex.split(option)[0].removeprefix("--").partition("=")
-        if not option.startswith("--") or (not equals and len(shlex.split(option)) > 1):
+        words = words_of(option)
+        key, equals, value = words[0].removeprefix("--").partition("=")
+        if not words[0].startswith("--") or len(words) > 1:
             raise InputError(f"--extra {option!r}: with submitit write it as --KEY=VALUE")
         more[key] = value if equals else True
     executor = submitit.AutoExecutor(job.out / "slurm" / "submitit", cluster=cluster, slurm_max_num_timeout=10_000)
@@ -251,46 +124,8 @@ def out_of(command: list[str]) -> Path:
     return Path(options["out"]).absolute()
 
 
-def seconds_of(text: str) -> int:
-    """Seconds of a time as Slurm writes it: MINUTES, MINUTES:SECONDS, H:M:S, DAYS-H, DAYS-H:M, DAYS-H:M:S."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if found is None:
-        raise InputError(f"--time {text!r}: write it as Slurm does: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS")
-    days, *parts = found.groups()
-    values = [int(part) for part in parts if part is not None]
-    units = (3600, 60, 1) if days is not None or len(values) == 3 else (60, 1)
-    return int(days or 0) * 86400 + sum(value * unit for value, unit in zip(values, units, strict=False))
-
-
-def _slurm_time(seconds: int) -> str:
-    days, rest = divmod(seconds, 86400)
-    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}-{clock}" if days else clock
-
-
-def _quoted_option(option: str) -> str:
-    name, equals, value = option.partition("=")
-    return f"{name}={shlex.quote(value)}" if equals else option
-
-
-def _check(job: Job, told: str) -> None:
-    if job.seconds < 2 * job.notice:
-        raise InputError(f"--time {told}: less than twice the {job.notice} seconds of --notice; give the job more time")
-    if any("\n" in text for text in (*job.command, str(job.out), str(job.folder), *job.extra, *job.setup)):
-        raise InputError("submit: a line break in a path or an option; a batch file has no place for one")
-    for option in job.extra:
-        name = re.match(r"--([\w-]+)|-(\w)", option)
-        if name is None:
-            raise InputError(f"--extra {option!r}: write it as sbatch takes it: --KEY=VALUE or -K VALUE")
-        if name[1] in OURS or name[2] in set(OURS.values()) - {""}:
-            raise InputError(f"--extra {option!r}: submit sets this itself; see tokencodes submit --help")
-    tried = subprocess.run(["bash", "-n"], input="\n".join(job.setup) + "\n", capture_output=True, text=True)
-    if tried.returncode:
-        raise InputError(f"--setup: no shell command: {tried.stderr.strip().splitlines()[-1]}")
-
-
 def _sbatch(file: Path) -> str:
-    done = subprocess.run(["sbatch", "--parsable", str(file)], capture_output=True, text=True)
+    done = subprocess.run(["sbatch", "--parsable", str(file)], capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
         raise InputError(f"sbatch refused {file}: {' '.join(done.stderr.split()) or f'exit status {done.returncode}'}")
     return done.stdout.strip().partition(";")[0]  # "NUMBER;CLUSTER" where there are several
@@ -324,7 +159,7 @@ def submit(
     seconds, lines, options = seconds_of(time_limit), tuple(setup or ()), tuple(extra or ())
     shape = Shape(nodes, gpus or ranks or 1, gpus, cpus)
     job = Job(tuple(command), out, shape, seconds, notice, partition, account, options, lines)
-    _check(job, time_limit)
+    check_job(job, time_limit)
     if write is not None and write.exists():
         raise InputError(f"{write}: exists; remove it or choose another --write")
     if write is None and shutil.which("sbatch") is None:
@@ -341,6 +176,6 @@ def submit(
     told = (
         f"Submitted job {number}; its log: {shown}"
         if number
-        else f"{file}: written; submit it by: sbatch {shlex.quote(str(file))}"
+        else f"{file}: written; submit it by: sbatch {shlex.quote(str(file.absolute()))}"
     )
     emit(as_json, {"job": number, "file": None if through == "submitit" else str(file), "log": shown, "out": str(out)}, told)

@@ -7,9 +7,12 @@ requeued, or run twice. A last step writes the manifest. Needs the extra `scale`
 import inspect
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from tokencodes.data.encode import Engine, engine_for
 from tokencodes.data.seal import seal
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
+from tokencodes.escape import CONTROL
 from tokencodes.files import only_one
 
 try:
@@ -29,6 +33,7 @@ except ImportError as error:
     raise InputError(f"engine slurm and ray need datatrove ({error}); install it by: pip install 'tokencodes[scale]'") from None
 
 
+NAME = re.compile(r"[\w.+-]+")  # of a job, and of an option
 OURS = {"pipeline", "tasks", "workers", "logging_dir", "skip_completed", "depends", "job_id_retriever"}  # not for `told`
 
 
@@ -71,6 +76,22 @@ class SealStep(PipelineStep):  # type: ignore[misc]
         return data
 
 
+class _Slurm(SlurmPipelineExecutor):  # type: ignore[misc]
+    """datatrove's executor. It writes values into the batch file as they are; here they are words of the shell first."""
+
+    def get_sbatch_args(self, max_array: int = 1) -> dict[str, Any]:
+        """Slurm reads its options as a shell reads words, and `%` in a log's path as the start of a pattern."""
+        told, logs = super().get_sbatch_args(max_array), str(self.slurm_logs_folder)
+        for key in ("output", "error"):
+            told[key] = told[key].replace(logs, logs.replace("%", "%%"), 1)
+        return {key: shlex.quote(str(value)) if value not in ("", None) else value for key, value in told.items()}
+
+    def get_launch_file_contents(self, sbatch_args: dict[str, Any], run_script: str) -> str:
+        """`run_script` names files in the folder of logs."""
+        folder = self.logging_dir.path
+        return str(super().get_launch_file_contents(sbatch_args, run_script.replace(folder, shlex.quote(folder))))
+
+
 def submit_to_slurm(jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, told: tuple[str, ...]) -> None:
     """Submits an array of one task an input, and a task after it that writes the manifest; returns when they are submitted.
 
@@ -84,9 +105,10 @@ def submit_to_slurm(jobs: list[Job], tokenizer: Path, engine: Engine, workers: i
         raise InputError("engine slurm: no sbatch here; run the command where Slurm's commands are")
     if sys.prefix != sys.base_prefix:
         options.setdefault("venv_path", f"{sys.prefix}/bin/activate")
+    _quote(options)
     logs = _logs(jobs)
     shared = {"job_name": "tokencodes-prepare", **options}
-    first = SlurmPipelineExecutor(
+    first = _Slurm(
         [ConvertStep(jobs, tokenizer, engine)],
         tasks=len(jobs),
         workers=workers if workers > 1 else -1,
@@ -94,7 +116,7 @@ def submit_to_slurm(jobs: list[Job], tokenizer: Path, engine: Engine, workers: i
         skip_completed=False,  # a finished input is found by its folder, whatever a log says
         **shared,
     )
-    last = SlurmPipelineExecutor(
+    last = _Slurm(
         [SealStep(jobs, tokenizer, engine)],
         tasks=1,
         depends=first,
@@ -153,4 +175,34 @@ def _options(executor: type, told: tuple[str, ...]) -> dict[str, Any]:
             found[key] = json.loads(value)
         except json.JSONDecodeError:
             found[key] = value
+        if any(CONTROL.search(text) for text in _texts(found[key])):
+            raise InputError(f"--cluster {pair!r}: a batch file cannot hold a line break or another control character")
     return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value of JSON, keys of tables too."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    else:
+        yield str(value)
+
+
+def _quote(options: dict[str, Any]) -> None:
+    """What datatrove puts into lines of the shell becomes words; `env_command` is such a line by itself."""
+    names = [str(options.get("job_name", "tokencodes"))]
+    for key in ("sbatch_args", "srun_args"):
+        if not isinstance(options.get(key, {}), dict):
+            raise InputError(f"--cluster {key}={options[key]!r}: write it as a table of JSON")
+        names += options.get(key, {})
+    for name in names:
+        if NAME.fullmatch(name) is None:
+            raise InputError(f"--cluster: {name!r} is no name of a job or an option; use letters, digits, `.`, `-`, `_`")
+    if "srun_args" in options:
+        options["srun_args"] = {key: shlex.quote(str(value)) for key, value in options["srun_args"].items()}
+    for key in ("venv_path", "condaenv"):
+        if key in options:
+            options[key] = shlex.quote(str(Path(str(options[key])).expanduser()))

@@ -228,7 +228,9 @@ class TransformersJs(Runtime):
             here = Path(place) / "model"  # it takes no folder with a dot before its name
             here.symlink_to(self._folder)
             asked = [*self._command, str(here)]
-            done = subprocess.run(asked, input=json.dumps(question), capture_output=True, text=True, timeout=NODE_SECONDS)
+            done = subprocess.run(
+                asked, input=json.dumps(question), capture_output=True, encoding="utf-8", timeout=NODE_SECONDS
+            )
         if done.returncode:
             told = done.stderr.strip().splitlines()
             raise RuntimeError(next((line for line in told if "Error" in line), "node failed"))
