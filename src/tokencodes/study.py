@@ -22,9 +22,11 @@ from tokencodes.data.mixture import Mixture
 from tokencodes.data.windows import HeldOut, held_out_windows
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
-from tokencodes.files import only_one, read_json, read_toml, write_json, write_text
+from tokencodes.files import only_one, read_toml, write_json, write_text
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World, join
+from tokencodes.records import read_record
+from tokencodes.study_records import FACTS, REMOVE_FIRST, SAMPLE, STUDY, YARDSTICKS, Yardsticks
 from tokencodes.train.account import account
 from tokencodes.train.config import FREE, RunConfig, StudyConfig
 from tokencodes.train.corpus import foreign
@@ -155,18 +157,19 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
 
 def _describe(study: StudyConfig, out: Path, text: str, dataset: Corpus, held_out: HeldOut) -> None:
     """Writes what the study is, and what its losses are compared with."""
-    write_text(out / "study.toml", text)  # only now, so that a configuration that cannot work does not claim the folder
+    write_text(out / STUDY, text)  # only now, so that a configuration that cannot work does not claim the folder
     key = {"held_out_sha256": held_out.sha256, "dataset_fingerprint": dataset.fingerprint}
-    yardsticks = out / "yardsticks.json"
-    if not yardsticks.is_file() or {name: read_json(yardsticks).get(name) for name in key} != key:
-        write_json(yardsticks, {**asdict(fit_and_score(dataset, held_out.ids_NT1)), **key})
-    write_json(out / "facts.json", _facts(study, dataset))
+    file = out / YARDSTICKS
+    kept = read_record(file, Yardsticks, REMOVE_FIRST) if file.is_file() else None
+    if kept is None or {name: getattr(kept, name) for name in key} != key:
+        write_json(file, {**asdict(fit_and_score(dataset, held_out.ids_NT1)), **key})
+    write_json(out / FACTS, _facts(study, dataset))
 
 
 def _sample(run_folder: Path, held_out: HeldOut, seed: int) -> None:
-    if not (run_folder / "sample.json").is_file():
+    if not (run_folder / SAMPLE).is_file():
         prompt = held_out.ids_NT1[len(held_out.ids_NT1) // 2, :SAMPLE_PROMPT_TOKENS].tolist()
-        write_json(run_folder / "sample.json", sample(run_folder / "model", prompt, seed))
+        write_json(run_folder / SAMPLE, sample(run_folder / "model", prompt, seed))
 
 
 def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
@@ -194,7 +197,7 @@ def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
 
 
 def _check_folder(out: Path, told: dict[str, Any]) -> None:
-    saved = out / "study.toml"
+    saved = out / STUDY
     if saved.is_file():
         before = flatten(read_toml(saved))
         now = flatten(told)

@@ -70,7 +70,7 @@ def loss_curves(study: StudyResult) -> str:
     figure, axes = _axes(3.6)
     for arm, look in looks(study.arms).items():
         for number, run in enumerate(study.runs[arm].values()):
-            points = [(line["targets"] / 1e3, line["loss"]) for line in run.held_out]
+            points = [(line.targets / 1e3, line.loss) for line in run.held_out]
             x, y = zip(*points, strict=True)
             axes.plot(
                 x,
@@ -83,12 +83,12 @@ def loss_curves(study: StudyResult) -> str:
                 label=arm if number == 0 else None,
             )
     for name in ("unigram", "bigram"):
-        axes.axhline(study.yardsticks[name], color="#666666", linewidth=1, linestyle=(0, (2, 2)))
-        place = (1.0, study.yardsticks[name])
+        axes.axhline(getattr(study.yardsticks, name), color="#666666", linewidth=1, linestyle=(0, (2, 2)))
+        place = (1.0, getattr(study.yardsticks, name))
         axes.annotate(name, place, xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=10.5)
     # The start, near ln V in every arm, would flatten everything else: the lines come in from above.
-    later = [line["loss"] for arm in study.arms for run in study.runs[arm].values() for line in run.held_out[1:]]
-    axes.set_ylim(top=max([study.yardsticks["unigram"], *later]) + 0.3)
+    later = [line.loss for arm in study.arms for run in study.runs[arm].values() for line in run.held_out[1:]]
+    axes.set_ylim(top=max([study.yardsticks.unigram, *later]) + 0.3)
     axes.set_xlabel("targets seen (thousands)")
     axes.set_ylabel("held-out loss (nats a target)")
     axes.legend(frameon=False, fontsize=10.5, handlelength=3.2)

@@ -10,6 +10,7 @@ from tokencodes.report import figures
 from tokencodes.report.benchmarks import benchmarks_of
 from tokencodes.report.pages import rendered
 from tokencodes.report.results import StudyResult, read_study_folder
+from tokencodes.study_records import Sample
 
 
 def write_report(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -28,10 +29,10 @@ def summary(study: StudyResult) -> dict[str, Any]:
         "finished": study.finished,
         "asked": study.asked,
         "matched": study.matched(),
-        "yardsticks": {name: study.yardsticks[name] for name in ("unigram", "bigram")},
+        "yardsticks": {"unigram": study.yardsticks.unigram, "bigram": study.yardsticks.bigram},
         "arms": {
             arm: {
-                "interface": study.config["arms"][arm]["interface"],
+                "interface": study.config.arms[arm].interface,
                 "seeds": list(study.runs[arm]),
                 "held_out_loss": study.values(arm, "held_out_loss").tolist(),
                 "mean_held_out_loss": float(study.values(arm, "held_out_loss").mean()),
@@ -51,8 +52,8 @@ def drawable(spec: InterfaceSpec) -> bool:
 def _context(study: StudyResult) -> dict[str, Any]:
     pairs = study.pairs()
     one = next(iter(study.runs[study.arms[0]].values()))
-    specs = {arm: InterfaceSpec.parse(study.config["arms"][arm]["interface"]) for arm in study.arms}
-    model, vocab_size = study.config["model"], study.facts["dataset"]["vocab_size"]
+    specs = {arm: InterfaceSpec.parse(study.config.arms[arm].interface) for arm in study.arms}
+    model, vocab_size = study.config.model, study.facts.dataset.vocab_size
     return {
         "study": study,
         "config": study.config,
@@ -67,7 +68,7 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "final": figures.final_losses(study),
         "differences": figures.differences(study, pairs) if pairs else None,
         "codebooks": {
-            arm: figures.draw_codebook(build_codebook(spec, vocab_size), model["hidden_size"], arm)
+            arm: figures.draw_codebook(build_codebook(spec, vocab_size), model.hidden_size, arm)
             for arm, spec in specs.items()
             if drawable(spec)
         },
@@ -75,7 +76,7 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "first": {arm: next(iter(study.runs[arm].values())).result for arm in study.arms},
         "samples": {arm: _first_sample(study, arm) for arm in study.arms},
         "benchmarks": benchmarks_of(study),
-        "beaten": [arm for arm in study.arms if study.values(arm, "held_out_loss").mean() < study.yardsticks["bigram"]],
+        "beaten": [arm for arm in study.arms if study.values(arm, "held_out_loss").mean() < study.yardsticks.bigram],
     }
 
 
@@ -87,9 +88,9 @@ def _row(study: StudyResult, arm: str) -> dict[str, Any]:
         "values": ", ".join(f"{value:.3f}" for value in losses),
         "bits": float(study.values(arm, "bits_per_byte").mean()),
         "perplexity": float(study.values(arm, "perplexity").mean()),
-        "below_unigram": study.yardsticks["unigram"] - float(losses.mean()),
+        "below_unigram": study.yardsticks.unigram - float(losses.mean()),
     }
 
 
-def _first_sample(study: StudyResult, arm: str) -> dict[str, Any] | None:
+def _first_sample(study: StudyResult, arm: str) -> Sample | None:
     return next((run.sample for run in study.runs[arm].values() if run.sample), None)

@@ -8,7 +8,25 @@ import numpy as np
 
 from tokencodes.errors import InputError
 from tokencodes.evaluate.statistics import PairedDifference, paired_difference, sentence
-from tokencodes.files import read_json, read_json_lines, read_toml
+from tokencodes.files import read_json
+from tokencodes.records import read_record
+from tokencodes.study_records import (
+    FACTS,
+    METRICS,
+    REMOVE_FIRST,
+    SAMPLE,
+    STUDY,
+    TRAIN_AGAIN,
+    YARDSTICKS,
+    Facts,
+    HeldOut,
+    Sample,
+    Study,
+    Yardsticks,
+    read_facts,
+    read_held_out,
+    read_study,
+)
 
 
 @dataclass(frozen=True)
@@ -16,8 +34,8 @@ class RunResult:
     """One finished run: result.json, its held-out losses, its sample (None if none was drawn)."""
 
     result: dict[str, Any]
-    held_out: list[dict[str, Any]]
-    sample: dict[str, Any] | None
+    held_out: list[HeldOut]
+    sample: Sample | None
 
 
 @dataclass(frozen=True)
@@ -25,9 +43,9 @@ class StudyResult:
     """A study: configuration as told, facts, yardsticks, and finished runs by arm and seed, in the study's order."""
 
     folder: Path
-    config: dict[str, Any]
-    facts: dict[str, Any]
-    yardsticks: dict[str, float]
+    config: Study
+    facts: Facts
+    yardsticks: Yardsticks
     runs: dict[str, dict[int, RunResult]]
 
     @property
@@ -38,7 +56,7 @@ class StudyResult:
     @property
     def asked(self) -> int:
         """How many runs the study has."""
-        return len(self.config["arms"]) * len(self.config["study"]["seeds"])
+        return len(self.config.arms) * len(self.config.study.seeds)
 
     @property
     def finished(self) -> int:
@@ -48,7 +66,7 @@ class StudyResult:
     @property
     def baseline(self) -> str:
         """The arm that the others are compared with."""
-        return str(self.config["study"]["baseline"])
+        return self.config.study.baseline
 
     def values(self, arm: str, key: str) -> np.ndarray:
         """One number of each finished run of an arm, in seed order."""
@@ -60,7 +78,7 @@ class StudyResult:
             arm: {seed: float(run.result["held_out_loss"]) for seed, run in seeds.items()} for arm, seeds in self.runs.items()
         }
         wanted = [(arm, self.baseline) for arm in self.arms if arm != self.baseline]
-        wanted += [(arm, base) for arm, base in self.config["study"].get("contrasts", []) if (arm, base) not in wanted]
+        wanted += [(arm, base) for arm, base in self.config.study.contrasts if (arm, base) not in wanted]
         found = (paired_difference(arm, base, losses) for arm, base in wanted)
         return [pair for pair in found if pair is not None]
 
@@ -70,12 +88,11 @@ class StudyResult:
 
     def same_recipe(self, one: str, other: str) -> bool:
         """Whether two arms differ in nothing but their interface."""
-        recipes = [self.config["arms"][arm].get("overrides", {}) for arm in (one, other)]
-        return bool(recipes[0] == recipes[1])
+        return self.config.arms[one].overrides == self.config.arms[other].overrides
 
     def matched(self) -> bool:
         """Whether in each seed every finished arm began from the same body and head and saw the same windows, by hash."""
-        for seed in self.config["study"]["seeds"]:
+        for seed in self.config.study.seeds:
             here = [seeds[seed].result for seeds in self.runs.values() if seed in seeds]
             if len({(one["start_sha256"], one["windows_sha256"], one["held_out_sha256"]) for one in here}) > 1:
                 return False
@@ -84,26 +101,28 @@ class StudyResult:
 
 def read_study_folder(folder: Path) -> StudyResult:
     """Reads a study; InputError if it is none, or has no finished run."""
-    saved = folder / "study.toml"
+    saved = folder / STUDY
     if not saved.is_file():
         raise InputError(f"{folder}: no study.toml, so not a study's folder; make one by `tokencodes compare`")
-    config = read_toml(saved)
-    runs: dict[str, dict[int, RunResult]] = {arm: {} for arm in config["arms"]}
+    config = read_study(saved)
+    runs: dict[str, dict[int, RunResult]] = {arm: {} for arm in config.arms}
     for arm, seeds in runs.items():
-        for seed in config["study"]["seeds"]:
+        for seed in config.study.seeds:
             run = folder / arm / f"seed-{seed}"
             if (run / "result.json").is_file():
                 seeds[seed] = _read_run(run)
     if not any(runs.values()):
         raise InputError(f"{folder}: no run is finished; repeat the `tokencodes compare` command that made it")
-    return StudyResult(folder, config, read_json(folder / "facts.json"), read_json(folder / "yardsticks.json"), runs)
+    facts = read_facts(folder / FACTS, (arm for arm, seeds in runs.items() if seeds))
+    return StudyResult(folder, config, facts, read_record(folder / YARDSTICKS, Yardsticks, REMOVE_FIRST), runs)
 
 
 def _read_run(folder: Path) -> RunResult:
-    lines = read_json_lines(folder / "metrics.jsonl")
-    sample = folder / "sample.json"
+    held_out, sample = read_held_out(folder / METRICS), folder / SAMPLE
+    if not held_out:
+        raise InputError(f"{folder / METRICS}: no held-out loss in it (a line of kind 'heldout'); {TRAIN_AGAIN}")
     return RunResult(
         read_json(folder / "result.json"),
-        [line for line in lines if line["kind"] == "heldout"],
-        read_json(sample) if sample.is_file() else None,
+        held_out,
+        read_record(sample, Sample, REMOVE_FIRST) if sample.is_file() else None,
     )

@@ -1,0 +1,196 @@
+"""The files of a study's folder as records: what the report, and a model card, read of them.
+
+Training writes these files and the report reads them, and neither may know the other, so the records stand here. Where a file
+has more than the report shows, the rest is not looked at.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from tokencodes.errors import InputError
+from tokencodes.files import read_json_lines, read_toml
+from tokencodes.records import Record, checked, checked_lines, read_record
+
+STUDY, FACTS, YARDSTICKS = "study.toml", "facts.json", "yardsticks.json"  # in a study's folder
+METRICS, SAMPLE = "metrics.jsonl", "sample.json"  # in a run's folder
+NEW_COPY = "take a new copy of it"
+COMPARE_AGAIN = "repeat the `tokencodes compare` command that made the folder: it writes this file anew"
+REMOVE_FIRST = "remove it, and repeat the `tokencodes compare` command that made the folder: it writes the file anew"
+TRAIN_AGAIN = "take a new copy, or remove the run's folder and train it again"
+ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]  # it names a folder
+Size = Annotated[int, Field(gt=0, lt=1 << 40)]
+
+
+class Shown(Record):
+    """A record of which a reader knows some fields: others are no error. A number is no text."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class Body(Shown):
+    """The model of a study; `context` is T."""
+
+    num_hidden_layers: Size
+    hidden_size: Size
+    num_attention_heads: Size
+    intermediate_size: Size
+    context: Size
+    init_std: float
+
+
+class Batch(Shown):
+    """Windows of an update, and how they are drawn."""
+
+    windows_per_update: Size
+    sampling: Literal["paper", "token-uniform", "packed"]
+
+
+class Optimizer(Shown):
+    """AdamW and its schedule, in updates."""
+
+    peak_lr: float
+    min_lr: float
+    warmup_updates: NonNegativeInt
+    schedule_updates: Size
+    weight_decay: float
+    clip: float
+
+
+class Arm(Shown):
+    """One interface, and what it changes in the recipe."""
+
+    interface: str
+    overrides: dict[str, float | int] = Field(default_factory=dict)
+
+
+class Runs(Shown):
+    """Run seeds, the arm that the others are compared with, and further pairs of arms."""
+
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
+    baseline: str
+    contrasts: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+
+
+class Study(Shown):
+    """study.toml."""
+
+    model: Body
+    batch: Batch
+    optimizer: Optimizer
+    study: Runs
+    arms: Annotated[dict[ArmName, Arm], Field(min_length=1)]
+
+
+class ArmFacts(Shown):
+    """What an arm has: entries, bytes, FLOPs a target. None: it changes in training."""
+
+    input_parameters: NonNegativeInt
+    body_parameters: NonNegativeInt
+    head_parameters: NonNegativeInt
+    total_parameters: NonNegativeInt
+    buffer_entries: NonNegativeInt
+    buffer_bytes: NonNegativeInt
+    optimizer_bytes: NonNegativeInt
+    flops_per_target: NonNegativeInt
+    rank: NonNegativeInt | None
+    squared_norm_mean: float | None
+
+
+class Side(Shown):
+    """One side of the split of a dataset."""
+
+    documents: NonNegativeInt
+    tokens: PositiveInt
+
+
+class TrainSide(Side):
+    """The side that is trained on. eligible: its documents that are long enough for a window."""
+
+    eligible: NonNegativeInt
+
+
+class DatasetFacts(Shown):
+    """The dataset of a study."""
+
+    fingerprint: str
+    tokenizer_sha256: str
+    vocab_size: Size
+    inputs: list[str]
+    least_tokens: PositiveInt  # of a document that is seen
+    shares: list[str]  # of the parts of a mixture
+    train: TrainSide
+    validation: Side
+
+
+class Facts(Shown):
+    """facts.json: what the report needs beyond results."""
+
+    account: dict[str, ArmFacts]
+    dataset: DatasetFacts
+
+
+class Yardsticks(Shown):
+    """yardsticks.json: losses of n-gram models (nats a target), and on what text and windows they are."""
+
+    unigram: float
+    bigram: float
+    held_out_sha256: str
+    dataset_fingerprint: str
+
+
+class Sample(Shown):
+    """sample.json: text that a model wrote after a prompt."""
+
+    prompt: str
+    continuation: str
+    temperature: float
+    top_k: PositiveInt
+    seed: NonNegativeInt
+
+
+class MetricsLine(Shown):
+    """A line of metrics.jsonl. Held-out losses have targets and a loss, in nats a target."""
+
+    kind: Literal["start", "update", "heldout", "scales"]
+    update: NonNegativeInt
+    targets: NonNegativeInt = 0
+    loss: float | None = None
+
+    @model_validator(mode="after")
+    def _held_out(self) -> Self:
+        if self.kind == "heldout" and (self.loss is None or "targets" not in self.model_fields_set):
+            raise ValueError("a line of kind 'heldout' needs targets and loss")
+        return self
+
+
+class HeldOut(Shown):
+    """A held-out loss (nats a target) after so many targets."""
+
+    targets: NonNegativeInt
+    loss: float
+
+
+def read_facts(path: Path, arms: Iterable[str]) -> Facts:
+    """facts.json. InputError names the file and its first wrong field, or the arm that it does not know."""
+    facts = read_record(path, Facts, COMPARE_AGAIN)
+    for arm in arms:
+        if arm not in facts.account:
+            raise InputError(f"{path}: account.{arm}: is missing; {COMPARE_AGAIN}")
+    return facts
+
+
+def read_study(path: Path) -> Study:
+    """study.toml. InputError names the file and its first wrong field."""
+    return checked(read_toml(path), Study, str(path), NEW_COPY)
+
+
+def read_held_out(path: Path) -> list[HeldOut]:
+    """The held-out losses in metrics.jsonl. InputError names the line that is none of its records."""
+    found = []
+    for line in checked_lines(read_json_lines(path), MetricsLine, path, TRAIN_AGAIN):
+        if line.loss is not None and line.kind == "heldout":
+            found.append(HeldOut(targets=line.targets, loss=line.loss))
+    return found
