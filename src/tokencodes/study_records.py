@@ -117,7 +117,7 @@ class DatasetFacts(Shown):
 
     fingerprint: str
     tokenizer_sha256: str
-    vocab_size: Size
+    vocab_size: Annotated[int, Field(gt=0, lt=1 << 24)]
     inputs: list[str]
     least_tokens: PositiveInt  # of a document that is seen
     shares: list[str]  # of the parts of a mixture

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from tokencodes.codes import InterfaceSpec, build_codebook
+from tokencodes.errors import InputError
 from tokencodes.files import write_json, write_text
 from tokencodes.report import figures
 from tokencodes.report.benchmarks import benchmarks_of
 from tokencodes.report.pages import rendered
 from tokencodes.report.results import StudyResult, read_study_folder
-from tokencodes.study_records import Sample
+from tokencodes.study_records import STUDY, Sample
 
 
 def write_report(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -52,7 +53,7 @@ def drawable(spec: InterfaceSpec) -> bool:
 def _context(study: StudyResult) -> dict[str, Any]:
     pairs = study.pairs()
     one = next(iter(study.runs[study.arms[0]].values()))
-    specs = {arm: InterfaceSpec.parse(study.config.arms[arm].interface) for arm in study.arms}
+    specs = {arm: _spec(study, arm) for arm in study.arms}
     model, vocab_size = study.config.model, study.facts.dataset.vocab_size
     return {
         "study": study,
@@ -78,6 +79,13 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "benchmarks": benchmarks_of(study),
         "beaten": [arm for arm in study.arms if study.values(arm, "held_out_loss").mean() < study.yardsticks.bigram],
     }
+
+
+def _spec(study: StudyResult, arm: str) -> InterfaceSpec:
+    try:
+        return InterfaceSpec.parse(study.config.arms[arm].interface)
+    except InputError as error:
+        raise InputError(f"{study.folder / STUDY}: arms.{arm}.interface: {error}") from None
 
 
 def _row(study: StudyResult, arm: str) -> dict[str, Any]:
