@@ -11,6 +11,7 @@ from tests.conftest import VOCAB, contents
 from tokencodes.cli import run
 from tokencodes.data.counts import CHANGED, SPECIAL, UNKNOWN
 from tokencodes.data.dataset import Dataset
+from tokencodes.data.encode import engine_for
 from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import prepare
 from tokencodes.data.tokenizer import END_OF_TEXT, LARGEST_VOCABULARY, TokenizerFile, train_tokenizer
@@ -177,6 +178,35 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_one_line(tmp_path):
     with pytest.raises(InputError, match=r"words\.json: it cannot encode this text \(WordLevel error: Missing"):
         prepared("plain words", tmp_path / "words.json", tmp_path)
     assert contents(tmp_path / "data").keys() == {"tokenizer.json"}
+
+
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [
+        ("truncation", 7),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": ""}),  # the library panics
+        ("pre_tokenizer", "x"),
+        ("added_tokens", {}),
+        ("model", None),
+        ("version", []),
+    ],
+)
+def test_a_tokenizer_file_with_wrong_contents_is_one_line(section, value, altered):
+    path = altered(lambda rules: rules.update({section: value}))
+    with pytest.raises(InputError) as caught:
+        TokenizerFile(path).normalized(["a text"])
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["cached", "reference"])
+def test_an_unknown_token_that_is_not_there_is_one_line_of_both_engines(engine, altered):
+    def change(rules) -> None:
+        without_bytes("q")(rules)
+        rules["model"]["unk_token"] = "absent"
+
+    with pytest.raises(InputError, match=r"altered\.json: it cannot encode this text"):
+        engine_for(TokenizerFile(altered(change)), engine).encode(["quick"])
 
 
 def test_ids_that_no_table_can_hold_are_refused(altered):

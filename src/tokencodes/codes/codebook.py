@@ -206,8 +206,8 @@ def _check_matrix(given: Given, width: int, named: str) -> None:
         raise InputError(f"matrix: {size}x{size}, but the code width is {width}; say width={size} in the spec")
     for name, array, shape in (("matrix", matrix, (width, width)), ("offset", offset, (width,))):
         if array.dtype != np.uint8 or array.shape != shape or array.max() > 1:
-            size = " x ".join(map(str, shape))
-            raise InputError(f"{name}: {array.dtype} of shape {array.shape}; {size} numbers 0 and 1 of type uint8 are needed")
+            needed = " x ".join(map(str, shape))
+            raise InputError(f"{name}: {array.dtype} of shape {array.shape}; {needed} numbers 0 and 1 of type uint8 are needed")
     if matrix_hash(given) != named:
         raise InputError(f"matrix: its hash is {matrix_hash(given)}, the spec says {named}; give that one")
 

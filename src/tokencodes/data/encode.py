@@ -35,16 +35,23 @@ class Encoder(ABC):
     def __init__(self, tokenizer: TokenizerFile) -> None:
         self.tokenizer = tokenizer
 
-    @abstractmethod
     def encode(self, texts: list[str]) -> tuple[Ids, Ints]:
-        """Ids of all texts, end to end, uint32; and how many each text has, int64[len(texts)]."""
+        """Ids of all texts, end to end, uint32; and how many each text has, int64[len(texts)].
+
+        InputError: the tokenizer cannot encode one of them.
+        """
+        with self.tokenizer.at_work():
+            return self._encode(texts)
+
+    @abstractmethod
+    def _encode(self, texts: list[str]) -> tuple[Ids, Ints]:
+        """See `encode`."""
 
 
 class ReferenceEncoder(Encoder):
     """The library, as it is."""
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Ints]:
-        """See `Encoder`."""
+    def _encode(self, texts: list[str]) -> tuple[Ids, Ints]:
         found = self.tokenizer.encode(texts)
         counts = np.array([len(ids) for ids in found], dtype=np.int64)
         return np.concatenate([np.array(ids, dtype=np.uint32) for ids in found] or [np.empty(0, np.uint32)]), counts
@@ -75,8 +82,7 @@ class CachedEncoder(Encoder):
     def _merge(self, word: bytes) -> list[int]:
         return [token.id for token in self._model.tokenize(word.decode("latin-1").translate(BYTE_CHARACTERS))]
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Ints]:
-        """See `Encoder`."""
+    def _encode(self, texts: list[str]) -> tuple[Ids, Ints]:
         found: list[Ids] = []
         counts = np.zeros(len(texts), dtype=np.int64)
         pieces: list[bytes] = []

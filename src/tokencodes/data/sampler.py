@@ -85,7 +85,7 @@ class _InVisits(_OverShards):
     """Those whose streams stay in a resident shard for a visit. Every window has T + 1 tokens."""
 
     def __init__(
-        self, shards: Sequence[Shard], context: int, seed: int, streams: int, windows_per_visit: int, part: int = 0
+        self, shards: Sequence[Shard], context: int, seed: int, streams: int, windows_per_visit: int, part: int
     ) -> None:
         super().__init__(shards, context, seed, part)
         self._streams, self._windows_per_visit = streams, windows_per_visit

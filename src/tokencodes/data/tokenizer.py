@@ -6,7 +6,8 @@ and padding, which a file may set for short prompts, are switched off. What a to
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
     write_text(out, tokenizer.to_str(pretty=True))
 
 
+@contextmanager
+def library(place: str, way_out: str) -> Iterator[None]:
+    """Makes InputErrors of the errors of the tokenizers library, and of no others.
+
+    It raises bare Exceptions, ValueErrors where it cannot read a file, and panics, which are no Exceptions.
+    """
+    try:
+        yield
+    except BaseException as error:
+        reading = isinstance(error, ValueError) and str(error).startswith("Cannot instantiate Tokenizer")
+        if type(error) is not Exception and type(error).__name__ != "PanicException" and not reading:
+            raise
+        raise InputError(f"{place} ({first_line(error, 80)}); {way_out}") from None
+
+
 class TokenizerFile:
     """A tokenizer with the SHA-256 of its file: what a dataset and a model are bound to."""
 
@@ -61,10 +77,8 @@ class TokenizerFile:
         if not path.is_file():
             raise InputError(f"{path}: no such tokenizer file; name a tokenizer.json, or make one by `tokencodes tokenizer`")
         data = path.read_bytes()
-        try:
+        with library(f"{path}: not a tokenizers file", "take a new copy"):
             tokenizer = Tokenizer.from_buffer(data)
-        except Exception as error:  # the library raises a bare Exception
-            raise InputError(f"{path}: not a tokenizers file ({first_line(error, 80)}); take a new copy") from None
         self._take(tokenizer, data, path)
         end = self.tokenizer.token_to_id(END_OF_TEXT)
         if end is None:
@@ -112,10 +126,12 @@ class TokenizerFile:
 
         InputError: the tokenizer has no token for a part of a text, and none for what is unknown.
         """
-        try:
+        with self.at_work():
             return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        except Exception as error:  # the library raises a bare Exception
-            raise InputError(f"{self.path}: it cannot encode this text ({first_line(error)}); give another tokenizer") from None
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Inside it, an error of the library is an InputError that names this file."""
+        return library(f"{self.path}: it cannot encode this text", "give another tokenizer")
 
     @cached_property
     def _rules(self) -> dict[str, Any]:
@@ -141,12 +157,14 @@ class TokenizerFile:
     def adds_space(self) -> bool:
         """Whether a space is put before a text that has none."""
         cuts = self.tokenizer.pre_tokenizer
-        return cuts is not None and len("".join(piece for piece, _ in cuts.pre_tokenize_str("a"))) > 1
+        with self.at_work():
+            return cuts is not None and len("".join(piece for piece, _ in cuts.pre_tokenize_str("a"))) > 1
 
     def normalized(self, texts: list[str]) -> list[str]:
         """The texts as the tokenizer's normalizer hands them on."""
         normalizer = self.tokenizer.normalizer
-        return texts if normalizer is None else [normalizer.normalize_str(text) for text in texts]
+        with self.at_work():
+            return texts if normalizer is None else [normalizer.normalize_str(text) for text in texts]
 
     @cached_property
     def _texts(self) -> list[str]:
