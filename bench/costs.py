@@ -139,7 +139,7 @@ def child(vocab: int, width: int, arm: str, ids_file: Path) -> None:
     peak = high_water()
     state = [t for one in update.optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
     with tempfile.TemporaryDirectory() as folder:
-        told = checkpoint.TrainState(4, 4 * windows[:, 1:].numel(), 0.0, "", "")
+        told = checkpoint.TrainState(update=4, targets=4 * windows[:, 1:].numel(), dataset_fingerprint="", tokenizer_sha256="")
         tensors = checkpoint.tensors_of(update.model, update.optimizer)
         content = checkpoint.Content(tensors, update.model.config, told, windows.numpy())
         saved = checkpoint.write(checkpoint.Place(Path(folder)), content)

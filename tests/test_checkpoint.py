@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests import PATIENCE
 from tokencodes import checkpoint
@@ -65,7 +66,7 @@ def test_the_newest_stay_and_latest_names_the_newest(run_folder):
 def test_damage_in_any_file_is_named_and_the_one_before_is_taken(copy, study, dataset):
     newest = checkpoint.find(copy)
     files = sorted(file for file in newest.rglob("*") if file.is_file())
-    assert len(files) >= 6
+    assert len(files) >= 5
     for file in files:
         data = file.read_bytes()
         for changed in (data[:-1], bytes([data[0] ^ 1]) + data[1:], data[:-1] + bytes([data[-1] ^ 4])):
@@ -116,6 +117,31 @@ def test_a_run_a_checkpoint_and_an_exported_folder_hold_the_same_model(run_folde
     for model in models[1:]:
         assert all(torch.equal(value, first[name]) for name, value in model.state_dict().items())
         assert not model.training
+
+
+def test_the_tensors_of_a_checkpoint_are_a_safetensors_file_that_any_program_reads(run_folder, study, dataset):
+    place = checkpoint.find(run_folder)
+    assert [file.name for file in (place / "tensors").iterdir()] == ["rank-00000.safetensors"]
+    stored = load_file(place / "tensors" / "rank-00000.safetensors")
+    trainer = Trainer(study.run("gf2", 1), dataset, run_folder, Silent())
+    expected = checkpoint.tensors_of(trainer.model, trainer.optimizer)
+    assert stored.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert stored[name].dtype == tensor.dtype and torch.equal(stored[name], tensor), name
+    optimizer = {name.rpartition(".")[2] for name in stored if name.startswith("optimizer.")}
+    assert optimizer == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_the_room_that_a_save_asks_for_is_what_it_writes(run_folder, study, dataset, tmp_path, monkeypatch):
+    trainer = Trainer(study.run("gf2", 1), dataset, tmp_path / "gf2", Silent())
+    written = sum(file.stat().st_size for file in (checkpoint.find(run_folder) / "tensors").iterdir())
+    tensors = checkpoint.tensors_of(trainer.model, trainer.optimizer)
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    assert needed < written < needed + 20_000  # the header
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(needed, 1, needed - 1))
+    with pytest.raises(OSError, match="No space left on device"):
+        trainer._save()
+    assert checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints") == []
 
 
 def test_a_kill_before_older_ones_were_removed_is_made_good_when_the_run_goes_on(copy, study, dataset):

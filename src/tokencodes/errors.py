@@ -1,7 +1,9 @@
 """The one error a user can act on. `cli` prints it as one line and exits with 2."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -18,6 +20,27 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def first_line(error: BaseException, most: int = 160) -> str:
     """What another library's error says, cut to fit into one line of ours; its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+
+
+def pass_on_interruption(error: BaseException) -> None:
+    """Raises KeyboardInterrupt where Ctrl-C is at the root of an error: some libraries make an error of their own of it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        cause = cause.__cause__ or cause.__context__
+
+
+@contextmanager
+def loading(place: Path | str, way_out: str = "take a complete copy") -> Iterator[None]:
+    """Within it, whatever another library raises about a model's files becomes an InputError of one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # each library has errors of its own for files that are damaged
+        pass_on_interruption(error)
+        raise InputError(f"{place}: cannot be loaded ({first_line(error)}); {way_out}") from error
 
 
 class CodeMismatch(InputError):

@@ -70,6 +70,14 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: damaged ({error}); take a new copy or make it anew") from None
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """`read_json` of a file that must hold a JSON object; InputError if it holds another value."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: no JSON object; take a new copy or make it anew")
+    return value
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a file of JSON lines; none if it is not there. A last line that a kill cut short is left out."""
     if not path.is_file():

@@ -1,7 +1,7 @@
 """A checkpoint is a directory that appears at once, and is believed only if every byte of it is what was written.
 
-`layout` says what lies in one, `write` makes it, `read` takes it up again, `origin` says which run it belongs to. It stands
-outside `train` because `verify`, `evaluate` and `export` read checkpoints and must not know the trainer.
+`layout` says what lies in one, `tensors` which tensors, `write` makes it, `read` takes it up again, `origin` says which run it
+belongs to. It stands outside `train` because `verify`, `evaluate` and `export` read checkpoints and must not know the trainer.
 """
 
 from tokencodes.checkpoint.layout import (
@@ -10,6 +10,7 @@ from tokencodes.checkpoint.layout import (
     damage,
     find,
     newest_intact,
+    read_last_ids,
     read_replay,
     read_state,
     update_of,
@@ -17,7 +18,8 @@ from tokencodes.checkpoint.layout import (
 )
 from tokencodes.checkpoint.origin import Origin, origin_of, run_folder, tokenizer_of
 from tokencodes.checkpoint.read import load_model, restore, weights_sha256
-from tokencodes.checkpoint.write import Content, Place, Stage, Writer, remove_leftovers, tensors_of, tidy, write
+from tokencodes.checkpoint.tensors import tensors_of
+from tokencodes.checkpoint.write import Content, Place, Stage, Writer, remove_leftovers, tidy, write
 
 __all__ = [
     "Content",
@@ -32,6 +34,7 @@ __all__ = [
     "load_model",
     "newest_intact",
     "origin_of",
+    "read_last_ids",
     "read_replay",
     "read_state",
     "remove_leftovers",

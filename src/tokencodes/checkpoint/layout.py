@@ -3,35 +3,63 @@
 checkpoints/
   latest                    the newest one's name: a convenience, never trusted alone
   update-00000070/
-    tensors/                model, optimizer and generator state (torch.distributed.checkpoint), one file or more a rank
+    tensors/                weights, optimizer and generator state: a safetensors file of each rank
     config.json             the model's configuration
     last_update.npy         ids int64[G, T + 1] of the last update, so that anyone can replay it
     state.json              counters, hashes, losses of the last update before and after it
     manifest.json           size and SHA-256 of each file; written last
+
+No file here is a pickle, so a checkpoint of somebody else cannot run code in the program that loads it.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tokencodes.errors import InputError
+from tokencodes.errors import InputError, first_line
 from tokencodes.files import file_sha256, json_text, read_json, write_json
+from tokencodes.records import Record, checked, read_record
 
-FORMAT, VERSION = "tokencodes-checkpoint", 1
+FORMAT: Literal["tokencodes-checkpoint"] = "tokencodes-checkpoint"
+VERSION = 2
 LATEST = "latest"
+LAST_IDS = "last_update.npy"
 REPLAY = "replay.json"
 
 
-@dataclass(frozen=True)
-class TrainState:
+class FileSum(Record):
+    """Size and SHA-256 of one file."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(Record):
+    """The files of a checkpoint, by their path in its folder."""
+
+    format: Literal["tokencodes-checkpoint"]
+    version: int
+    files: dict[str, FileSum]
+
+
+class ReplayRecord(Record):
+    """What an exported folder keeps of its last update; loss: None where there is none in float32."""
+
+    loss: float | None
+    targets: tuple[float, ...]
+    ids: list[list[int]]
+
+
+class TrainState(Record):
     """Counters and identities. The sampler's whole state is `update` times the windows of an update."""
 
-    update: int
-    targets: int
-    seconds: float  # spent in updates so far
+    update: int = 0
+    targets: int = 0
+    seconds: float = 0.0  # spent in updates so far
     dataset_fingerprint: str
     tokenizer_sha256: str
     start_sha256: str = ""  # of body and head before the first update: equal in every arm of a seed
@@ -39,6 +67,10 @@ class TrainState:
     last_loss: float | None = None  # of the last update's windows, before the update
     replay_loss: float | None = None  # of the same windows by these weights, after it
     replay_targets: tuple[float, ...] = ()  # of the first targets of the first of them, one by one
+
+    def after(self, **changes: Any) -> "TrainState":
+        """The same state with some values changed."""
+        return TrainState(**{**vars(self), **changes})
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -51,38 +83,79 @@ def update_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("update-"))
 
 
+class OtherVersion(InputError):
+    """Another version of this program wrote the checkpoint. It is not damaged."""
+
+
+def check(checkpoint: Path) -> None:
+    """InputError names the first file that is not what was written. OtherVersion: the format has another version."""
+    manifest = _read_manifest(checkpoint / "manifest.json")
+    for name, written in manifest.files.items():
+        file = checkpoint / name
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise InputError(f"{checkpoint}/manifest.json: {name!r} is not inside the checkpoint's folder")
+        if not file.is_file():
+            raise InputError(f"{file}: missing")
+        if file_sum(file) != written:
+            raise InputError(f"{file}: damaged (its size or SHA-256 is not the manifest's)")
+    for file in files_of(checkpoint / "tensors"):  # loading reads all of them
+        if file.relative_to(checkpoint).as_posix() not in manifest.files:
+            raise InputError(f"{file}: is not in the checkpoint's manifest")
+
+
+def _read_manifest(file: Path) -> Manifest:
+    value = read_json(file)
+    manifest = checked(value, Manifest, str(file), "this is no manifest of a checkpoint")
+    if manifest.version != VERSION:
+        raise OtherVersion(
+            f"{file.parent}: a checkpoint of format version {manifest.version}, and this program reads version {VERSION}; "
+            "use the version of tokencodes that wrote it, or train anew"
+        )
+    if json_text(value) != file.read_text(encoding="utf-8"):
+        raise InputError(f"{file}: damaged (not the text that was written)")
+    return manifest
+
+
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, in a line that names the file; None if every byte is what was written."""
     try:
-        manifest = read_json(checkpoint / "manifest.json")
+        check(checkpoint)
     except InputError as error:
         return str(error)
-    if json_text(manifest) != (checkpoint / "manifest.json").read_text(encoding="utf-8"):
-        return f"{checkpoint}/manifest.json: damaged (not the text that was written)"
-    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION or not isinstance(manifest.get("files"), dict):
-        return f"{checkpoint}/manifest.json: not a checkpoint that this version reads"
-    for name, told in manifest["files"].items():
-        file = checkpoint / name
-        if not file.is_file():
-            return f"{file}: missing"
-        if file_sum(file) != told:
-            return f"{file}: damaged (its size or SHA-256 is not the manifest's)"
     return None
 
 
 def newest_intact(folder: Path, warn: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; each damaged one is told to `warn` and passed over."""
+    """The newest checkpoint that is whole; `warn` gets a line for each damaged one that is passed over.
+
+    OtherVersion: the newest one has another version of the format, so nothing may go on without it.
+    """
     for checkpoint in checkpoints(folder):
-        problem = damage(checkpoint)
-        if problem is None:
+        try:
+            check(checkpoint)
             return checkpoint
-        warn(f"{problem}; going back to the checkpoint before it")
+        except OtherVersion:
+            raise
+        except InputError as error:
+            warn(f"{error}; going back to the checkpoint before it")
     return None
 
 
 def read_state(checkpoint: Path) -> TrainState:
     """Its counters."""
-    return TrainState(**read_json(checkpoint / "state.json"))
+    return read_record(checkpoint / "state.json", TrainState, "take another checkpoint or a new copy")
+
+
+def read_last_ids(checkpoint: Path) -> NDArray[np.int64]:
+    """The ids int64[G, T + 1] of its last update. InputError: the file is damaged."""
+    file = checkpoint / LAST_IDS
+    try:
+        ids: NDArray[np.int64] = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{file}: damaged ({first_line(error)}); take another checkpoint or a new copy") from None
+    if ids.dtype != np.int64 or ids.ndim != 2:
+        raise InputError(f"{file}: {ids.dtype}{list(ids.shape)}, not int64 in two dimensions; take another checkpoint")
+    return ids
 
 
 @dataclass(frozen=True)
@@ -96,22 +169,19 @@ class Replay:
 
 def write_replay(folder: Path, state: TrainState, ids: np.ndarray) -> None:
     """Leaves in an exported folder what a checkpoint has for `read_replay`."""
-    write_json(folder / REPLAY, {"loss": state.replay_loss, "targets": state.replay_targets, "ids": ids.tolist()})
+    kept = ReplayRecord(loss=state.replay_loss, targets=state.replay_targets, ids=ids.tolist())
+    write_json(folder / REPLAY, kept.model_dump())
 
 
 def read_replay(place: Path) -> Replay | None:
     """The last update that a checkpoint or an exported folder keeps; None if it keeps none, or no loss of it in float32."""
     if (place / REPLAY).is_file():
-        told = read_json(place / REPLAY)
-        if told["loss"] is None:
-            return None
-        return Replay(np.array(told["ids"], dtype=np.int64), told["loss"], tuple(told["targets"]))
-    if not (place / "last_update.npy").is_file():
+        kept = read_record(place / REPLAY, ReplayRecord)
+        return None if kept.loss is None else Replay(np.array(kept.ids, dtype=np.int64), kept.loss, kept.targets)
+    if not (place / LAST_IDS).is_file():
         return None
     state = read_state(place)
-    if state.replay_loss is None:
-        return None
-    return Replay(np.load(place / "last_update.npy"), state.replay_loss, tuple(state.replay_targets))
+    return None if state.replay_loss is None else Replay(read_last_ids(place), state.replay_loss, state.replay_targets)
 
 
 def find(path: Path) -> Path:
@@ -120,9 +190,12 @@ def find(path: Path) -> Path:
         found = checkpoints(path / "checkpoints")
         if not found:
             raise InputError(f"{path}/checkpoints: there is none yet; repeat the training command to make one")
-        problem = damage(found[0])
-        if problem:
-            raise InputError(f"{problem}; repeat the training command, or name an older checkpoint")
+        try:
+            check(found[0])
+        except OtherVersion:
+            raise
+        except InputError as error:
+            raise InputError(f"{error}; repeat the training command, or name an older checkpoint") from None
         return found[0]
     if (path / "config.json").is_file():
         return path
@@ -139,6 +212,6 @@ def files_of(folder: Path) -> Iterator[Path]:
     return (file for file in sorted(folder.rglob("*")) if file.is_file())
 
 
-def file_sum(file: Path) -> dict[str, Any]:
+def file_sum(file: Path) -> FileSum:
     """Its size and SHA-256, as a manifest has them."""
-    return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+    return FileSum(bytes=file.stat().st_size, sha256=file_sha256(file))

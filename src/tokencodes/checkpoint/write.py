@@ -5,38 +5,41 @@ writes its own tensors and hashes them; the first rank does the rest.
 """
 
 import errno
-import re
+import logging
 import shutil
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tokencodes.checkpoint.layout import (
     FORMAT,
+    LAST_IDS,
     LATEST,
     VERSION,
+    FileSum,
+    Manifest,
     TrainState,
     checkpoints,
     file_sum,
     files_of,
     update_of,
 )
+from tokencodes.checkpoint.tensors import TensorWriter, file_name, quiet, tensors_of
+from tokencodes.errors import first_line, pass_on_interruption
 from tokencodes.files import fsync, write_json, write_text
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 from tokencodes.parallel import ALONE, World
 
 Stage = Callable[[str], None]
+
+# torch logs a traceback of what it raises as well. Without a handler of ours, a program without logging would show it.
+logging.getLogger("torch.distributed.checkpoint").addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,10 @@ class Place:
 class Content:
     """What is written: tensors, the model's configuration, counters, ids int64[G, T + 1] of the last update."""
 
-    tensors: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
     config: TokenCodeConfig
     state: TrainState
     last_ids: np.ndarray
-
-
-def tensors_of(model: TokenCodeForCausalLM, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What is stored in `tensors/`: saving writes it, restoring reads into it."""
-    with quiet():
-        model_state, optimizer_state = get_state_dict(model, optimizer)
-    return {"model": model_state, "optimizer": optimizer_state, "generator": torch.get_rng_state()}
 
 
 class Writer:
@@ -95,7 +91,8 @@ class Writer:
         if self._thread is None:
             self._write(content)
             return
-        own = Content(tree_map(_copied, content.tensors), content.config, state, ids)
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in content.tensors.items()}
+        own = Content(copies, content.config, state, ids)
         self._pending = self._thread.submit(self._write, own)
 
     def _write(self, content: Content) -> None:
@@ -122,39 +119,50 @@ class Writer:
             self._thread.shutdown(wait=not now)
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf
-
-
 def write(place: Place, content: Content) -> Path:
     """Writes `folder/update-N`, and removes the older ones that need not stay. Called by all ranks together.
 
     OSError passes through, on every rank, after the half-written folder is removed; what was there before is untouched.
+    So does KeyboardInterrupt.
     """
     world, folder = place.world, place.folder
     final = folder / f"update-{content.state.update:08d}"
     partial = folder / f".tmp-{final.name}"
     try:
         world.on_first(lambda: _begin(place, content), world.saving)
-        with quiet():
-            dcp.save(content.tensors, checkpoint_id=partial / "tensors", process_group=world.saving, no_dist=world.ranks == 1)
+        _write_tensors(content.tensors, partial / "tensors", world)
         place.on_stage("tensors")
         own = _all_sums(partial, world)
         world.on_first(lambda: _commit(place, content, partial, final, own), world.saving)
-    except (CheckpointException, Exception) as error:
+    except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, CheckpointException):
-            raise OSError(errno.EIO, f"could not write the checkpoint ({cause_of(error)})", str(folder)) from error
         raise
     world.on_first(lambda: tidy(place, final), world.saving)
     place.on_stage("done")
     return final
 
 
+def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path, world: World) -> None:
+    """Each rank writes its own parts of the tensors. OSError on every rank, if one could not."""
+    try:
+        with quiet():
+            dcp.save(tensors, storage_writer=TensorWriter(folder), process_group=world.saving, no_dist=world.ranks == 1)
+    except CheckpointException as error:
+        cause = cause_of(error)
+        raise OSError(errno.EIO, f"could not write the checkpoint ({first_line(cause)})", str(folder.parent.parent)) from error
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    """Of the whole tensor, of all ranks."""
+    return tensor.numel() * tensor.element_size()
+
+
 def cause_of(error: CheckpointException) -> BaseException:
-    """What went wrong on the first rank that failed. torch's own error, which is no Exception, holds one a rank."""
-    cause: BaseException = next(iter(error.failures.values()))[0]
-    return cause
+    """What went wrong on the first rank that failed. KeyboardInterrupt where a rank was interrupted."""
+    causes: list[BaseException] = [cause for cause, _ in error.failures.values()]  # one a rank
+    for cause in causes:
+        pass_on_interruption(cause)
+    return causes[0]
 
 
 def tidy(place: Place, final: Path) -> None:
@@ -181,9 +189,9 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
-def _all_sums(partial: Path, world: World) -> dict[str, Any]:
+def _all_sums(partial: Path, world: World) -> dict[str, FileSum]:
     """Sums of the tensor files by whoever wrote them. OSError on every rank, if one could not read its own."""
-    own: dict[str, Any] = {}
+    own: dict[str, FileSum] = {}
     problem = None
     try:
         own = _own_sums(partial, world)
@@ -196,17 +204,16 @@ def _all_sums(partial: Path, world: World) -> dict[str, Any]:
     return {name: found for sums, _ in told for name, found in sums.items()}
 
 
-def _own_sums(partial: Path, world: World) -> dict[str, Any]:
-    """Sums of the tensor files that this rank wrote, `__RANK_NUMBER.distcp`."""
-    files = (partial / "tensors").glob("__*") if world.ranks > 1 else ()
-    mine = [file for file in files if re.match(rf"__{world.rank}_", file.name)]
-    return {str(file.relative_to(partial)): file_sum(file) for file in mine}
+def _own_sums(partial: Path, world: World) -> dict[str, FileSum]:
+    """The sum of the file of tensors that this rank wrote, if it wrote one. A single rank leaves that to `_commit`."""
+    file = partial / "tensors" / file_name(world.rank)
+    return {str(file.relative_to(partial)): file_sum(file)} if world.ranks > 1 and file.is_file() else {}
 
 
-def _commit(place: Place, content: Content, partial: Path, final: Path, sums: dict[str, Any]) -> None:
+def _commit(place: Place, content: Content, partial: Path, final: Path, sums: dict[str, FileSum]) -> None:
     content.config.save_pretrained(partial)
-    np.save(partial / "last_update.npy", content.last_ids)
-    write_json(partial / "state.json", asdict(content.state))
+    np.save(partial / LAST_IDS, content.last_ids)
+    write_json(partial / "state.json", content.state.model_dump())
     place.on_stage("state")
     names = {str(file.relative_to(partial)): file for file in files_of(partial)}
     unseen = sums.keys() - names.keys()
@@ -215,7 +222,8 @@ def _commit(place: Place, content: Content, partial: Path, final: Path, sums: di
     sums = {name: sums[name] if name in sums else file_sum(file) for name, file in names.items()}
     for file in names.values():
         fsync(file)
-    write_json(partial / "manifest.json", {"format": FORMAT, "version": VERSION, "files": sums})
+    manifest = Manifest(format=FORMAT, version=VERSION, files=sums)
+    write_json(partial / "manifest.json", manifest.model_dump())
     fsync(partial / "tensors")
     fsync(partial)
     place.on_stage("manifest")
@@ -239,17 +247,9 @@ def _remove_old(place: Place, final: Path) -> None:
         shutil.rmtree(gone)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without torch's warnings that a single process is no process group."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _room_for(tensors: dict[str, Any], folder: Path) -> None:
+def _room_for(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """OSError before anything is written, where the tensors alone would not fit."""
-    needed = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor))
+    needed = sum(map(_bytes_of, tensors.values()))
     free = shutil.disk_usage(folder).free
     if free < needed:
         told = f"No space left on device ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free)"

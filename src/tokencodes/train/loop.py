@@ -8,7 +8,6 @@ What ranks do otherwise than one process is told in `parallel`.
 import math
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -102,7 +101,9 @@ class Trainer:
         place(self.model, run.engine, self.world)
         self.world.set_timeout(self.model)
         self.optimizer = build_optimizer(self.model, run.optimizer)
-        self.state = TrainState(0, 0, 0.0, dataset.fingerprint, dataset.tokenizer_sha256, start_sha256=start)
+        self.state = TrainState(
+            dataset_fingerprint=dataset.fingerprint, tokenizer_sha256=dataset.tokenizer_sha256, start_sha256=start
+        )
         self.last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)  # this rank's
         told = run.checkpoint
         self.place = Place(out / "checkpoints", told.keep, told.stays, on_stage, self.observer.say, self.world)
@@ -150,7 +151,7 @@ class Trainer:
         """Takes up the state of one checkpoint."""
         self.state = checkpoint.restore(place, self.model, self.optimizer, self.world)
         size, world = self.config.batch.windows_per_update, self.world
-        self.last_ids = np.load(place / "last_update.npy")[rank_indices(0, size, world.rank, world.ranks)]
+        self.last_ids = checkpoint.read_last_ids(place)[rank_indices(0, size, world.rank, world.ranks)]
 
     def window_ids(self, update: int) -> np.ndarray:
         """The ids int64[G, T + 1] that update 0, 1, ... takes."""
@@ -248,8 +249,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - began
-        self.state = replace(
-            self.state,
+        self.state = self.state.after(
             update=self.state.update + 1,
             targets=self.state.targets + targets,
             seconds=self.state.seconds + seconds,
@@ -317,7 +317,7 @@ class Trainer:
         """Writes a checkpoint, and the model beside it where that is asked for and the checkpoint stays."""
         config, ids = self.config, self._last_ids()
         replay, targets = self._replayed(torch.from_numpy(ids))
-        self.state = replace(self.state, replay_loss=replay, replay_targets=targets)
+        self.state = self.state.after(replay_loss=replay, replay_targets=targets)
         self.writer.save(self.model, self.optimizer, self.state, ids, must)
         if config.checkpoint.export and config.checkpoint.stays(self.state.update):
             folder = self.out / "models" / f"update-{self.state.update:08d}"
