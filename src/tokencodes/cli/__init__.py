@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 from tokencodes.cli import data, evaluate, export, models, runs, submit  # noqa: F401 (each adds its commands)
 from tokencodes.cli.common import app
 from tokencodes.cli.printing import note, speaks
-from tokencodes.errors import CheckFailed, Elsewhere, InputError
+from tokencodes.errors import CheckFailed, Elsewhere, InputError, pass_on_interruption
 
 INTERRUPTED = "interrupted; what was finished is intact, and the same command goes on from there"
 NOTHING_WRITTEN = "interrupted; nothing was written, and the same command begins anew"
@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
     """Runs one command; returns its exit status."""
     interrupted = NOTHING_WRITTEN if arguments[:1] in (["export"], ["import"]) else INTERRUPTED
     try:
-        status = app(arguments, standalone_mode=False)
+        status = _called(arguments)
         sys.stdout.flush()  # a full disk behind it is met here, not when the program has ended
         return _complain(interrupted, 130) if status == 130 else int(status or 0)
     except CheckFailed as error:
@@ -48,10 +48,6 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return _complain(interrupted, 130)
-    except RuntimeError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # in the midst of a class that is being made
-            return _complain(interrupted, 130)
-        raise
     except TyperException as error:
         told = error.format_message()
         command = [arguments[0]] if arguments and not arguments[0].startswith("-") else []
@@ -67,6 +63,16 @@ def run(arguments: list[str]) -> int:
             return _complain(f"{error}; is the disk full? What was finished before is intact", 2)
         place = f"{error.filename}: " if error.filename else ""
         return _complain(f"{place}{error.strerror}; what was finished before is intact: mend this and repeat the command", 2)
+
+
+def _called(arguments: list[str]) -> int | None:
+    """Runs one command. Ctrl-C comes out as KeyboardInterrupt, whatever a library has made of it."""
+    try:
+        status: int | None = app(arguments, standalone_mode=False)
+    except Exception as error:
+        pass_on_interruption(error)
+        raise
+    return status
 
 
 def _complain(line: str, status: int) -> int:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from tokencodes.errors import pass_on_interruption
 from tokencodes.export.expected import Expected
 from tokencodes.export.runtimes import Ids, Logits, NotInstalled, Runtime
 
@@ -62,6 +63,7 @@ def compare(expected: Expected, opened: Callable[[], Runtime], name: str, weight
     except NotInstalled as error:
         return Agreement(name, None, "not run", str(error), weights)
     except Exception as error:
+        pass_on_interruption(error)
         told = f"does not open it ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
         return Agreement(name, None, "differs", told, weights)
     try:
@@ -72,6 +74,7 @@ def compare(expected: Expected, opened: Callable[[], Runtime], name: str, weight
         continuations = zip(expected.prompts, expected.tokens, expected.leads, strict=True)
         greedy = [followed(runtime, *one, judged.tie) for one in continuations] if judged.finite else []
     except Exception as error:
+        pass_on_interruption(error)
         told = f"fails on it ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
         return Agreement(name, runtime.version, "differs", told, weights)
     return judged.agreement((name, runtime.version), greedy)

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tokencodes.errors import InputError, nearest
+from tokencodes.errors import InputError, nearest, pass_on_interruption
 from tokencodes.files import read_toml
 from tokencodes.train.metrics import Observer, Record
 
@@ -291,6 +291,7 @@ class Several:
             try:
                 tell(one)
             except Exception as error:
+                pass_on_interruption(error)
                 if not isinstance(one, Tracker):
                     raise
                 self._drop(one, error)

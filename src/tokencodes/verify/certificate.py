@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokencodes.checkpoint import find, load_model
-from tokencodes.errors import CodeMismatch
+from tokencodes.errors import CodeMismatch, pass_on_interruption
 from tokencodes.files import read_json
 from tokencodes.verify import forward, identity, runtime, structure
 from tokencodes.verify.check import MEASURED, PROVEN, Check, Subject, check, not_shown
@@ -77,6 +77,7 @@ def run_checks(subject: Subject) -> list[Check]:
             try:
                 found = run(subject)
             except Exception as error:  # a model that breaks a check has not passed it
+                pass_on_interruption(error)
                 first = (str(error).splitlines() or [""])[0]
                 found = check(level, run.__name__.replace("_", " "), MEASURED, False, f"{type(error).__name__}: {first}")
             made += found if isinstance(found, list) else [found]
