@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokencodes.errors import InputError, first_line
-from tokencodes.files import CARD, CERTIFICATE, certified, changed_since, read_json
+from tokencodes.errors import InputError, first_line, loading
+from tokencodes.files import CARD, CERTIFICATE, certified, changed_since, read_json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +42,7 @@ def load(place: str) -> "PreTrainedModel":
     Llama that was exported. InputError where there is none, or it cannot be loaded."""
     folder = fetch(place)
     config = folder / "config.json"
-    told = read_json(config) if config.is_file() else {}
+    told = read_json_object(config) if config.is_file() else {}
     if told.get("model_type") == "llama":
         return _plain(folder, bool(told.get("tie_word_embeddings")))
     if folder.suffix in (".gguf", ".onnx") or (folder.is_dir() and list(folder.glob("*.gguf"))):
@@ -59,10 +59,8 @@ def _plain(folder: Path, tied: bool) -> "PreTrainedModel":
         raise InputError(f"{folder}/config.json: tie_word_embeddings is true, so loading would overwrite the head in its files")
     if (folder / "onnx").is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
         raise InputError(f"{folder}: an ONNX graph; `tokencodes import` makes a model of ours of it, which can be loaded")
-    try:
-        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    except Exception as error:  # each library has errors of its own for files that are damaged
-        raise InputError(f"{folder}: cannot be loaded ({first_line(error)}); take a complete copy") from None
+    with loading(folder):
+        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", trust_remote_code=False)
     return found.eval()
 
 

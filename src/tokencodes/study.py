@@ -175,7 +175,7 @@ def _sample(run_folder: Path, held_out: HeldOut, seed: int) -> None:
 def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
     """Text that a model goes on with after a held-out prompt: drawn at temperature 0.8 from the 50 likeliest."""
     model = TokenCodeForCausalLM.from_pretrained(model_folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder, trust_remote_code=False)
     torch.manual_seed(seed)
     ids = torch.tensor([prompt])
     drawn = model.generate(

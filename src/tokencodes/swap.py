@@ -5,7 +5,6 @@ that was tied to the table is given a copy of it, and this is said. A model's ow
 """
 
 import warnings
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -16,9 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
-from tokencodes.errors import InputError
-from tokencodes.files import read_json, write_json
+from tokencodes.errors import InputError, loading
+from tokencodes.files import read_json_object, write_json
 from tokencodes.interfaces import InputInterface, build_interface, refuse_resize
+from tokencodes.records import Record, checked
 
 BOUNDARY_VERSION = 1
 WEIGHTS = "model.safetensors"
@@ -73,29 +73,35 @@ def save_swapped(model: PreTrainedModel, folder: Path | str) -> None:
 
 
 def load_swapped(folder: Path | str) -> PreTrainedModel:
-    """A swapped model that `save_swapped` saved; every tensor and the code are checked."""
-    config = AutoConfig.from_pretrained(folder)
+    """A swapped model that `save_swapped` saved; every tensor and the code are checked. No code out of the folder is run.
+
+    InputError: no folder of a swapped model, or one of its files is missing, damaged or of another model.
+    """
+    with loading(folder):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     spec = getattr(config, "tokencodes_interface", None)
-    if spec is None:
+    if not isinstance(spec, str):
         raise InputError(f"{folder}/config.json: no tokencodes_interface, so its input was not swapped; load it as usual")
     file = Path(folder) / WEIGHTS
     if not file.is_file():
         raise InputError(f"{file}: missing; save the model with save_swapped")
     config.tie_word_embeddings = False
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    with loading(folder):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     parsed = InterfaceSpec.parse(spec)
     if parsed.given:
         raise InputError(
             f"{folder}: {spec!r} needs its {parsed.given[0]}; swap_input(model, spec, given=...) and load the state"
         )
     swap_input(model, spec)
-    missing, unexpected = load_weights(model, str(file), strict=False)
+    with loading(file):
+        missing, unexpected = load_weights(model, str(file), strict=False)
     if missing or unexpected:
         raise InputError(
             f"{file}: {len(missing)} tensors are missing and {len(unexpected)} superfluous; save the model with save_swapped"
         )
     interface = interface_of(model)
-    interface.sha256 = config.tokencodes_codebook_sha256
+    interface.sha256 = getattr(config, "tokencodes_codebook_sha256", None)
     interface.check()
     return model
 
@@ -134,8 +140,7 @@ def _untie(model: nn.Module, name: str, weight: nn.Parameter) -> None:
             part.all_tied_weights_keys = {}
 
 
-@dataclass(frozen=True)
-class Boundary:
+class Boundary(Record):
     """A declared input interface, as a file that two models can share: what is behind it may be replaced."""
 
     interface: str
@@ -148,19 +153,16 @@ class Boundary:
 
     def write(self, path: Path) -> None:
         """Saves it as JSON, whole or not at all."""
-        write_json(path, asdict(self))
+        write_json(path, self.model_dump())
 
     @staticmethod
     def read(path: Path) -> "Boundary":
         """Reads one; InputError for a damaged file, one of a newer version, or hashes that are not those of its spec."""
-        told = read_json(path)
-        if not isinstance(told, dict) or told.get("version") != BOUNDARY_VERSION:
-            version = told.get("version") if isinstance(told, dict) else None
+        value = read_json_object(path)
+        if value.get("version") != BOUNDARY_VERSION:
+            version = value.get("version")
             raise InputError(f"{path}: interface file of version {version!r}; this program reads version {BOUNDARY_VERSION}")
-        try:
-            boundary = Boundary(**told)
-        except TypeError as error:
-            raise InputError(f"{path}: not an interface file ({error})") from None
+        boundary = checked(value, Boundary, str(path), "this is not an interface file")
         spec = InterfaceSpec.parse(boundary.interface)
         if spec.sha256(boundary.vocab_size, boundary.hidden_size) != boundary.spec_sha256:
             raise InputError(f"{path}: spec_sha256 is not that of {boundary.interface!r}; the file was changed by hand")
@@ -189,7 +191,7 @@ def mount(body: nn.Module, boundary: Boundary, tokenizer_sha256: str | None = No
         swap_input(body, boundary.interface)
     here = boundary_of(body, tokenizer_sha256 or boundary.tokenizer_sha256)
     interface_of(body).check()
-    for key, wanted in asdict(boundary).items():
+    for key, wanted in boundary.model_dump().items():
         found = getattr(here, key)
         if found != wanted:
             raise InputError(f"this body stands behind another interface: its {key} is {found!r}, declared is {wanted!r}")

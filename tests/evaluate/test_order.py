@@ -170,5 +170,5 @@ def test_the_code_of_a_model_is_not_run(folder, tmp_path, capsys):
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    assert "no model that can be read" in said(["evaluate", folder, "--suite", "embedded", "--out", tmp_path / "out"], capsys)
+    assert "cannot be loaded" in said(["evaluate", folder, "--suite", "embedded", "--out", tmp_path / "out"], capsys)
     assert not (tmp_path / "ran").exists()

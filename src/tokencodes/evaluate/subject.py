@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from tokencodes import checkpoint
 from tokencodes.checkpoint import Origin
-from tokencodes.errors import InputError, first_line
+from tokencodes.errors import InputError, loading
 from tokencodes.evaluate.options import check_options
 from tokencodes.evaluate.suites import EMBEDDED_SEED, EMBEDDED_SHARE, PAPER_CONTEXT
 from tokencodes.evaluate.texts import Texts, located, open_texts, refuse_missing
 from tokencodes.files import file_sha256, read_json
 from tokencodes.model import TokenCodeConfig
 
+NAME_A_MODEL = "name a run, a checkpoint, a folder or a hub id"
 PADDED = 1024  # rows of a head that stand for no token, at most
 
 
@@ -120,7 +120,7 @@ def _folder(place: str) -> Path | None:
         return kept[0]
     if not (path / "config.json").is_file():
         checkpoint.find(path)  # says what is there
-        raise InputError(f"{place}: no model that can be read; name a run, a checkpoint, a folder or a hub id")
+        raise InputError(f"{place}: no model that can be read; {NAME_A_MODEL}")
     return path
 
 
@@ -128,17 +128,9 @@ def _config(place: str, folder: Path | None) -> PretrainedConfig:
     """Of any causal LM; the code that a repository may hold is never run."""
     if folder is not None and not isinstance(read_json(folder / "config.json"), dict):
         raise InputError(f"{folder}/config.json: no configuration of a model; take a complete copy")
-    try:
-        return AutoConfig.from_pretrained(str(folder or place), trust_remote_code=False)
-    except InputError:
-        raise
-    except Exception as error:  # a configuration with wrong contents raises whatever it meets
-        raise _unreadable(place, error) from None
-
-
-def _unreadable(place: str, error: Exception) -> InputError:
-    told = first_line(error)
-    return InputError(f"{place}: no model that can be read ({told}); name a run, a checkpoint, a folder or a hub id")
+    with loading(place, NAME_A_MODEL):
+        config = AutoConfig.from_pretrained(str(folder or place), trust_remote_code=False)
+    return config
 
 
 def _update(folder: Path | None) -> int | None:
@@ -169,13 +161,11 @@ def check_vocabulary(texts: Texts, config: PretrainedConfig) -> None:
 
 
 def _foreign(place: str) -> PreTrainedModel:
-    try:
-        found: PreTrainedModel
+    found: PreTrainedModel
+    with loading(place, NAME_A_MODEL):
         found, info = AutoModelForCausalLM.from_pretrained(
             place, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise _unreadable(place, error) from None
     absent = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
     if absent:  # transformers would draw them at random, and say so in a log
         raise InputError(f"{place}: {len(absent)} weights are not in its files ({', '.join(absent[:3])}); take a complete copy")

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tokencodes import checkpoint
 from tokencodes.data.encode import CachedEncoder
 from tokencodes.data.tokenizer import END_OF_TEXT, TokenizerFile
-from tokencodes.errors import InputError
+from tokencodes.errors import InputError, first_line, pass_on_interruption
 
 Tokens = NDArray[np.uint32]
 
@@ -126,8 +126,9 @@ def open_texts(place: str | Path) -> Texts:
             raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
     try:
         found = AutoTokenizer.from_pretrained(str(place), trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{place}: no tokenizer there ({str(error).splitlines()[0][:120]})") from None
+    except Exception as error:  # each library has errors of its own for files that are damaged
+        pass_on_interruption(error)
+        raise InputError(f"{place}: no tokenizer there ({first_line(error, 120)})") from None
     if not isinstance(found, PreTrainedTokenizerFast):
         raise InputError(f"{place}: its tokenizer has no tokenizer.json; save it as a fast one")
     return Texts(found)

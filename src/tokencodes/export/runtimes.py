@@ -93,7 +93,9 @@ class Transformers(Runtime):
         """The model of a folder. RuntimeError where a weight does not come from the file, or the head is tied to the table."""
         paged = letting_pages_go() if "gguf_file" in told else nullcontext()
         with redirect_stderr(StringIO()), paged:  # bars of a GGUF file's tensors go there
-            model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **told)
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, output_loading_info=True, trust_remote_code=False, **told
+            )
         wrong = [*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])]
         if wrong:
             raise RuntimeError(f"transformers misses or does not know {', '.join(sorted(wrong)[:3])}")
