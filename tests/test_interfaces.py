@@ -3,9 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
 
 from tokencodes import FixedCode, InputError, InterfaceSpec, LearnedTable, build_codebook, build_interface
 from tokencodes.codes import lift
+from tokencodes.codes.codebook import matrix_hash
+from tokencodes.interfaces import base
+from tokencodes.swap import ScaledInput
 
 FIXED = [
     "binary",
@@ -52,6 +58,69 @@ def test_a_token_has_one_vector_wherever_it_stands(spec):
     module = interface(spec)
     ids = torch.tensor([[0, 7, 319], [7, 7, 0]])
     assert torch.equal(module(ids), module.materialize()[ids])
+
+
+WORDS = ["binary", "gf2", "gray", "ecc", "random:width=20", "digits:base=3", "gaussian:width=12", "sphere:width=12", "sincos"]
+SHAPED = [
+    "learned",
+    *WORDS,
+    *(f"gf2:lift={name}" for name in ("interleave", "orthogonal", "pad")),
+    *(f"binary:width=12,lift={name}" for name in ("tile", "interleave")),  # 12 divides 36
+    *(
+        f"{words}{',' if ':' in words else ':'}storage=computed"
+        for words in ("binary", "gf2", "gray", "ecc", "random:width=20")
+    ),
+    "binary:values=pm1,ids=permuted,storage=computed",
+    "binary:scale=match,center=true",
+    "learned-code",
+    *(f"learned-code:width=10,lift={name}" for name in ("interleave", "orthogonal", "pad")),
+]
+SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+
+
+@pytest.mark.parametrize("spec", SHAPED)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=SHAPES,
+    seed=st.integers(0, 99),
+    ids_dtype=st.sampled_from([torch.int64, torch.int32]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_ids_of_every_shape_that_an_embedding_takes_give_its_vectors(spec, shape, seed, ids_dtype, dtype):
+    module = interface(spec).to(dtype)
+    plain = nn.Embedding.from_pretrained(module.materialize())
+    ids = torch.randint(0, 320, shape, generator=torch.Generator().manual_seed(seed)).to(ids_dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bool(seed % 2)):
+        found, expected = module(ids), plain(ids)
+        scaled = ScaledInput(module, 6.0)(ids)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype) == ((*shape, 36), dtype)
+    if "orthogonal" in spec:  # a matrix product may add up in another order for another number of ids
+        torch.testing.assert_close(found, expected)
+    else:
+        assert torch.equal(found, expected)
+    assert torch.equal(scaled, found * torch.tensor(6.0, dtype=dtype))
+
+
+@pytest.mark.parametrize("spec", [*SHAPED[:4], *(spec for spec in SHAPED if "lift" in spec or spec == "gf2:storage=computed")])
+def test_ids_of_every_shape_compile_to_one_graph(spec):
+    module = interface(spec)
+    table = module.materialize()
+    for shape in ((), (5,), (2, 3, 2), (2, 0)):
+        torch._dynamo.reset()
+        ids = torch.randint(0, 320, shape, generator=torch.Generator().manual_seed(1))
+        found = torch.compile(module, backend="eager", fullgraph=True)(ids)
+        torch.testing.assert_close(found, table[ids])
+
+
+@pytest.mark.parametrize("spec", ["learned", "binary", "learned-code", "gaussian:width=12", "gf2:storage=computed"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 2, 2)])
+@pytest.mark.parametrize("id", [-1, 320])
+def test_an_id_outside_the_vocabulary_is_named_in_every_shape(spec, shape, id):
+    ids = torch.full(shape, 7)
+    ids.view(-1)[-1] = id
+    for module in (interface(spec), ScaledInput(interface(spec), 6.0)):
+        with pytest.raises(InputError, match=rf"^token id {id} is outside 0 \.\.\. 319$"):
+            module(ids)
 
 
 @pytest.mark.parametrize("spec", CODES)
@@ -205,6 +274,37 @@ def test_described_norms_and_rank_are_those_of_the_table():
 def test_a_model_narrower_than_the_code_is_refused():
     with pytest.raises(InputError, match=r"a model width of 8 is below the code width 9; set hidden_size >= 9"):
         interface("binary", 320, 8)
+
+
+@pytest.mark.parametrize("spec", ["learned", "gf2", "binary:lift=orthogonal", "random:width=33,storage=computed"])
+def test_blocks_are_the_whole_table_once(spec, monkeypatch):
+    module = interface(spec)
+    for entries, rows in ((1, 1), (36 * 7, 7), (36 * 320, 320), (36 * 400, 400)):
+        monkeypatch.setattr(base, "BLOCK_ENTRIES", entries)
+        found = list(module.blocks())
+        assert [start for start, _ in found] == list(range(0, 320, rows))
+        torch.testing.assert_close(torch.cat([block for _, block in found]), module.materialize())
+
+
+def test_a_given_matrix_that_gives_two_tokens_one_word_is_refused():
+    for columns, refused in (([0, 1, 2, 3, 4, 5, 6, 7, 7], True), ([0, 1, 2, 3, 4, 5, 6, 7, 8], False)):
+        arrays = {"matrix": np.eye(9, dtype=np.uint8)[:, columns], "offset": np.zeros(9, dtype=np.uint8)}
+        spec = InterfaceSpec.parse(f"gf2:matrix={matrix_hash(arrays)}")
+        if refused:
+            with pytest.raises(InputError, match="its matrix gives two of 320 tokens one word; take an invertible one"):
+                build_interface(spec, 320, 36, None, arrays)
+        else:
+            build_interface(spec, 320, 36, None, arrays).check()
+    wide = np.eye(12, dtype=np.uint8)
+    wide[:, 11] = wide[:, 10]  # columns that no id of nine bits reaches
+    arrays = {"matrix": wide, "offset": np.zeros(12, dtype=np.uint8)}
+    build_interface(InterfaceSpec.parse(f"gf2:width=12,matrix={matrix_hash(arrays)}"), 320, 36, None, arrays).check()
+
+
+def test_a_scale_that_makes_every_vector_zero_is_refused():
+    with pytest.raises(InputError, match="std=0 makes every vector zero; take a larger one"):
+        interface("binary:scale=match,std=0")
+    assert interface("binary:scale=match,std=1e-30").materialize().any()
 
 
 def test_kinds():

@@ -101,9 +101,60 @@ def test_shifted_targets_and_transformers_labels_are_one_loss(spec, ids):
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
 
 
-def test_a_tied_head_is_refused():
-    with pytest.raises(InputError, match="a tied head would make the input trainable"):
-        TokenCodeConfig(**SHAPE, tie_word_embeddings=True)
+def _set_in_the_configuration(model, folder):
+    model.config.tie_word_embeddings = True
+
+
+def _update_the_configuration(model, folder):
+    model.config.update({"tie_word_embeddings": True})
+
+
+def _write_past_the_configuration(model, folder):
+    model.config.__dict__["tie_word_embeddings"] = True
+    model.save_pretrained(folder / "out")
+
+
+def _tie_past_the_configuration(model, folder):
+    model.config.__dict__["tie_word_embeddings"] = True
+    model.tie_weights()
+
+
+@pytest.mark.parametrize(
+    "door",
+    [
+        lambda model, folder: TokenCodeConfig(**SHAPE, tie_word_embeddings=True),
+        lambda model, folder: TokenCodeConfig.from_dict({**SHAPE, "tie_word_embeddings": True}),
+        lambda model, folder: TokenCodeConfig.from_pretrained(folder, tie_word_embeddings=True),
+        lambda model, folder: AutoConfig.from_pretrained(folder, tie_word_embeddings=True),
+        lambda model, folder: TokenCodeForCausalLM.from_pretrained(folder, tie_word_embeddings=True),
+        lambda model, folder: AutoModelForCausalLM.from_pretrained(folder, tie_word_embeddings=True),
+        _set_in_the_configuration,
+        _update_the_configuration,
+        _write_past_the_configuration,
+        _tie_past_the_configuration,
+    ],
+)
+def test_tie_word_embeddings_is_refused_at_every_door(door, tmp_path):
+    model = model_of("gf2")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"tie_word_embeddings=True: a tied head would make the input trainable"):
+        door(model, tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_head_that_was_tied_by_hand_is_neither_tied_again_nor_saved(tmp_path):
+    for tie in (
+        lambda model: setattr(model.lm_head, "weight", model.input_interface.weight),
+        lambda model: setattr(model.lm_head, "weight", torch.nn.Parameter(model.input_interface.weight.data)),
+        lambda model: model.set_output_embeddings(model.input_interface),
+    ):
+        model = model_of("learned")
+        model.tie_weights()  # nothing is tied yet
+        tie(model)
+        for refused in (model.tie_weights, lambda model=model: model.save_pretrained(tmp_path / "out")):
+            with pytest.raises(InputError, match="the head holds the input table's own weight"):
+                refused()
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("hidden", "heads"), [(37, 2), (36, 4)])

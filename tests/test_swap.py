@@ -133,6 +133,27 @@ class TestEveryModel:
             swapped(name).resize_token_embeddings(400)
 
 
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma3"])
+def test_tie_word_embeddings_of_a_swapped_model_is_refused_when_it_is_tied_or_saved(name, tmp_path):
+    model = copy.deepcopy(swapped(name))  # a copy guards itself, not the model that it was copied from
+    model.config.tie_word_embeddings = True
+    doors = (
+        model.tie_weights,
+        lambda: model.save_pretrained(tmp_path / "a"),
+        lambda: save_swapped(model, tmp_path / "b"),
+    )
+    for door in doors:
+        with pytest.raises(InputError, match="tie_word_embeddings=True: a tied head would make the input trainable"):
+            door()
+    assert list(tmp_path.iterdir()) == []
+    model.config.tie_word_embeddings = False
+    save_swapped(model, tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**told, "tie_word_embeddings": True}))
+    with pytest.raises(InputError, match=r"config\.json: tie_word_embeddings=True"):
+        load_swapped(tmp_path)
+
+
 def test_ten_lines_on_a_gpt2():
     # docs/codes.md shows these lines.
     from transformers import GPT2Config, GPT2LMHeadModel

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
 from tokencodes.errors import InputError
-from tokencodes.interfaces import InputInterface, build_interface, refuse_resize
+from tokencodes.interfaces import TIED, InputInterface, build_interface, refuse_resize, refuse_tied_head
 from tokencodes.loss import IGNORE, head_cross_entropy
 
 
@@ -33,10 +33,14 @@ class TokenCodeConfig(LlamaConfig):
     bos_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 0
 
+    def __setattr__(self, key: str, value: Any) -> None:
+        """The head stays its own, however a configuration is changed: a tied head would train the input."""
+        if key == "tie_word_embeddings" and value:
+            raise InputError(TIED)
+        super().__setattr__(key, value)
+
     def __post_init__(self, **kwargs: Any) -> None:
-        """The shapes must fit, and the head must stay its own: a tied head would train the input."""
-        if self.tie_word_embeddings:
-            raise InputError("tie_word_embeddings=True: a tied head would make the input trainable; set it to false")
+        """The shapes must fit."""
         if self.hidden_size % self.num_attention_heads or self.hidden_size // self.num_attention_heads % 2:
             raise InputError(
                 f"hidden_size {self.hidden_size} over {self.num_attention_heads} heads gives heads of "
@@ -75,6 +79,15 @@ class TokenCodeForCausalLM(LlamaForCausalLM):
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: a fixed code belongs to its vocabulary."""
         refuse_resize()
+
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Ties nothing. InputError where the head was tied by hand."""
+        refuse_tied_head(self)
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As transformers'. InputError, and nothing is written, where the head was tied by hand: it could not be loaded."""
+        refuse_tied_head(self)
+        super().save_pretrained(*args, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:
         # transformers calls this for what a file did not bring; a table's weight then raises in from_pretrained.

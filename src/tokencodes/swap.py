@@ -5,7 +5,9 @@ that was tied to the table is given a copy of it, and this is said. A model's ow
 """
 
 import warnings
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_model as load_weights
@@ -17,7 +19,7 @@ from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
 from tokencodes.errors import InputError, loading
 from tokencodes.files import read_json_object, write_json
-from tokencodes.interfaces import InputInterface, build_interface, refuse_resize
+from tokencodes.interfaces import TIED, InputInterface, build_interface, refuse_resize, refuse_tied_head
 from tokencodes.records import Record, checked
 
 BOUNDARY_VERSION = 1
@@ -32,9 +34,9 @@ class ScaledInput(nn.Module):
         self.interface = interface
         self.scale = scale
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        x_BTD = self.interface(ids_BT)
-        return x_BTD * torch.tensor(self.scale, dtype=x_BTD.dtype, device=x_BTD.device)
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.interface(ids)
+        return x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
 
 
 def swap_input(model: nn.Module, spec: str, module: str | None = None, given: Given | None = None) -> nn.Module:
@@ -53,7 +55,15 @@ def swap_input(model: nn.Module, spec: str, module: str | None = None, given: Gi
         model.config.tokencodes_interface = str(interface.spec)
         model.config.tokencodes_codebook_sha256 = interface.sha256
         model.resize_token_embeddings = refuse_resize
+        for name in ("tie_weights", "save_pretrained"):
+            setattr(model, name, partial(_with_its_own_head, model, name))
     return model
+
+
+def _with_its_own_head(model: PreTrainedModel, method: str, *args: Any, **kwargs: Any) -> Any:
+    """What `tie_weights` and `save_pretrained` of a swapped model are. InputError where the head was tied after the swap."""
+    refuse_tied_head(model)
+    return getattr(type(model), method)(model, *args, **kwargs)
 
 
 def interface_of(model: nn.Module) -> InputInterface:
@@ -65,9 +75,13 @@ def interface_of(model: nn.Module) -> InputInterface:
 
 
 def save_swapped(model: PreTrainedModel, folder: Path | str) -> None:
-    """Saves a swapped model of transformers: config.json, and every tensor under the model's own names in model.safetensors."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    """Saves a swapped model of transformers: config.json, and every tensor under the model's own names in model.safetensors.
+
+    InputError, and nothing is written: the model has no interface, or its head was tied to the input.
+    """
     interface_of(model)  # or there is nothing that `load_swapped` could check
+    refuse_tied_head(model)
+    Path(folder).mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
     save_weights(model, str(Path(folder) / WEIGHTS))
 
@@ -82,10 +96,11 @@ def load_swapped(folder: Path | str) -> PreTrainedModel:
     spec = getattr(config, "tokencodes_interface", None)
     if not isinstance(spec, str):
         raise InputError(f"{folder}/config.json: no tokencodes_interface, so its input was not swapped; load it as usual")
+    if getattr(config, "tie_word_embeddings", False):
+        raise InputError(f"{folder}/config.json: {TIED}")
     file = Path(folder) / WEIGHTS
     if not file.is_file():
         raise InputError(f"{file}: missing; save the model with save_swapped")
-    config.tie_word_embeddings = False
     with loading(folder):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     parsed = InterfaceSpec.parse(spec)

@@ -122,3 +122,17 @@ def test_token_properties_read_bytes():
     assert found["begins with a capital"].tolist() == [False, True, False, False, False, False]
     assert found["contains a digit"].tolist() == [False, False, False, True, False, False]
     assert found["more frequent than the median"].tolist() == [True, True, True, False, False, False]
+
+
+def test_a_code_whose_vectors_collide_in_float32_is_refused():
+    book = build_codebook(InterfaceSpec.parse("gaussian:width=2"), 97)
+    certify_code(book, 8)
+    words = book.words_VK.copy()
+    words[96] = words[3]
+    for changed in (words, np.full_like(words, 1e-3)):
+        with pytest.raises(InputError, match=r"tokens 3 and 96 share a code|tokens 0 and 1 share a code"):
+            certify_code(Codebook(book.spec, changed, {}), 8)
+    scaled = InterfaceSpec.parse("gaussian:width=2,scale=1e-9")
+    tiny = book.words_VK * np.float32(1e-37)  # distinct words; times 1e-9 they are all 0 in float32
+    with pytest.raises(InputError, match="two tokens share a vector in float32; change scale= or the words"):
+        certify_code(Codebook(scaled, tiny, {}), 8)

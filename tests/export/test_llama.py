@@ -23,6 +23,7 @@ from tokencodes.errors import CheckFailed, InputError
 from tokencodes.export import exporting
 from tokencodes.export.exporting import export
 from tokencodes.importing.bringing import bring
+from tokencodes.verify.check import ids_drawn
 
 COPIED = [
     "learned",
@@ -116,6 +117,46 @@ def test_a_code_that_a_type_cannot_hold_is_refused(make, tmp_path):
     with pytest.raises(InputError, match=r"--type BF16: the fixed code 'binary:scale=0\.3' is not exact in it"):
         export(make("binary:scale=0.3"), "llama", tmp_path / "plain", "BF16")
     assert not (tmp_path / "plain").exists()
+
+
+def _unused():
+    """A token that is in none of the texts that an export or an import asks about."""
+    drawn = set(ids_drawn(SHAPE["vocab_size"], SHAPE["max_position_embeddings"]).flatten().tolist())
+    return next(id for id in range(318, 0, -1) if id not in drawn)
+
+
+def _set_in_table(folder, row, value):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][row, 5] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_table_that_is_not_finite_in_a_row_that_no_text_has_neither_leaves_nor_comes_in(value, make, tmp_path):
+    folder = make("learned")
+    row = _unused()
+    export(folder, "llama", tmp_path / "plain")
+    _set_in_table(tmp_path / "plain", row, value)
+    with pytest.raises(InputError, match=rf"model\.embed_tokens\.weight is not finite in row {row};"):
+        bring(tmp_path / "plain", tmp_path / "back", None, None, None, True)
+    _set_in_table(folder, row, value)
+    with pytest.raises(InputError, match=rf"model\.embed_tokens\.weight is not finite in row {row}; take an earlier"):
+        export(folder, "llama", tmp_path / "again")
+    assert not (tmp_path / "back").exists() and not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("to", ["llama", "gguf"])
+def test_a_value_that_a_type_cannot_hold_is_refused_in_a_row_that_no_text_has(to, make, tmp_path):
+    folder = make("learned")
+    row = _unused()
+    _set_in_table(folder, row, 1e5 if to == "llama" else 3e38)
+    if to == "gguf":  # its table stays in float32 where float16 does not hold it, its head does not
+        weights = load_file(folder / "model.safetensors")
+        weights["lm_head.weight"][row, 5] = 1e5
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=rf"--type F16: .*weight has a value in row {row} that is too large for it"):
+        export(folder, to, tmp_path / "out", "F16")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_does_not_agree_is_deleted_and_reported(make, tmp_path, monkeypatch):

@@ -1,15 +1,19 @@
 """The code of a table is found to the last bit, or not at all."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokencodes.codes import InterfaceSpec
+from tokencodes.codes import InterfaceSpec, build_codebook
 from tokencodes.codes.codebook import matrix_hash
 from tokencodes.errors import InputError
-from tokencodes.importing.fit import affine, fit
-from tokencodes.interfaces import build_interface
+from tokencodes.importing.fit import affine, fit, has_words
+from tokencodes.importing.plain import interface_of_table
+from tokencodes.interfaces import base, build_interface
+from tokencodes.verify import check
 
 FOUND = [
     "binary",
@@ -71,8 +75,64 @@ def test_one_changed_bit_is_no_code_any_more():
         fit(table)
     for channel in range(5, 96, 9):
         table[100, channel] = table[100, 5]  # the same bit in every copy of its coordinate
-    with pytest.raises(InputError, match="no code that can be found"):
+    with pytest.raises(InputError, match=r"tokens 100 and 271 have the same vector in the input table \(1 such pairs\)"):
         fit(table)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 0.3])
+@pytest.mark.parametrize(("size", "width"), [(320, 36), (512, 100), (2, 4)])
+def test_a_table_of_one_vector_for_all_tokens_is_no_code(value, size, width):
+    table = np.full((size, width), value, dtype=np.float32)
+    for asked in (None, "binary", "gf2", "binary:lift=orthogonal", "binary:scale=match,std=0"):
+        with pytest.raises(InputError, match="tokens 0 and 1 have the same vector in the input table"):
+            interface_of_table(table, asked, None, Path("x"))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("spec", ["binary", "gf2:values=pm1,lift=interleave", "gaussian:width=20", "binary:lift=orthogonal"])
+def test_a_value_that_is_not_finite_is_found_in_whatever_row(spec, value, monkeypatch):
+    monkeypatch.setattr(check, "BLOCK_ENTRIES", 96 * 7)
+    made = build_interface(InterfaceSpec.parse(spec), 320, 96).materialize().numpy()
+    for row in (0, 299, 319):
+        table = made.copy()
+        table[row, 95] = value
+        for asked in (None, spec):
+            with pytest.raises(InputError, match=f"the input table is not finite in the row of token {row};"):
+                interface_of_table(table, asked, None, Path("x"))
+
+
+@pytest.mark.parametrize("spec", ["binary", "gf2:values=pm1,lift=interleave", "gaussian:width=20", "binary:lift=orthogonal"])
+def test_every_entry_of_a_table_is_compared_with_the_code_that_it_is_said_to_be(spec, monkeypatch):
+    monkeypatch.setattr(base, "BLOCK_ENTRIES", 96 * 7)
+    made = build_interface(InterfaceSpec.parse(spec), 320, 96).materialize().numpy()
+    assert str(interface_of_table(made, spec, None, Path("x"))[0].spec) == spec
+    for row in (0, 6, 7, 319):
+        table = made.copy()
+        table[row, 40] += 0.01
+        with pytest.raises(InputError, match="its input table is not that of"):
+            interface_of_table(table, spec, None, Path("x"))
+
+
+def test_a_table_behind_an_orthogonal_lift_is_taken_up_to_rounding_and_no_further():
+    made = build_interface(InterfaceSpec.parse("binary:lift=orthogonal"), 320, 96).materialize().numpy()
+    bound = 1e-5 * float(np.abs(made).max())
+    for apart, taken in ((0.9 * bound, True), (1.1 * bound, False)):
+        table = made.copy()
+        table[317, 3] += apart
+        if taken:
+            assert "every entry within" in interface_of_table(table, "binary:lift=orthogonal", None, Path("x"))[1]
+        else:
+            with pytest.raises(InputError, match="its input table is not that of"):
+                interface_of_table(table, "binary:lift=orthogonal", None, Path("x"))
+
+
+def test_words_that_are_compared_exactly_leave_no_column_out():
+    bits = build_codebook(InterfaceSpec.parse("binary"), 320).words_VK.copy()
+    assert has_words("binary", {}, bits) and has_words("binary", {}, bits, exact=True)
+    bits[:, 2] = 1
+    assert has_words("binary", {}, bits) and not has_words("binary", {}, bits, exact=True)
+    bits[317, 3] ^= 1
+    assert not has_words("binary", {}, bits)
 
 
 def test_a_trained_table_is_no_code():

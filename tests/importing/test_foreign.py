@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.export.conftest import SHAPE, trained
 from tokencodes import TokenCodeForCausalLM
@@ -224,4 +224,83 @@ def test_an_incomplete_checkpoint_says_what_is_missing(leave, tmp_path):
     del tensors["module.blocks.1.ffn.w2.weight"]
     folder, logits, _ = leave(model, tensors)
     with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.down_proj\.weight is missing"):
+        bring(folder, tmp_path / "ours", "binary", None, logits, False)
+
+
+def test_a_stored_code_that_is_not_that_of_the_interface_is_refused_whatever_ids_the_logits_are_of(leave, tmp_path):
+    """The logits beside it are of 48 ids. The others are believed by the stored code alone, so all of it is compared."""
+    model = trained("gf2")
+    state = model.state_dict()
+    codebook, matrix = state["model.embed_tokens.codebook"].clone(), state["model.embed_tokens.matrix"].clone()
+    table = model.input_interface.materialize()
+    _, _, ids = leave(model, {"none": torch.ones(1)})
+    unused = next(id for id in range(319, 0, -1) if id not in set(ids.flatten().tolist()))
+    codebook[unused, 3] ^= 1
+    matrix[8, 8] ^= 1
+    table[unused, 3::9] = 1 - table[unused, 3::9]
+    folder = tmp_path / "theirs"
+    for name, tensor, said in (
+        ("codebook", codebook, "its codebook is not that of 'gf2'"),
+        ("A", matrix.float(), "its matrix is not that of 'gf2'"),
+        ("weight", table, "its input table is not that of 'gf2'|have the same vector in the input table"),
+    ):
+        save_file({**theirs(model), f"module.embedding.{name}": tensor}, folder / "weights.safetensors")
+        with pytest.raises(InputError, match=said):
+            bring(folder, tmp_path / "ours", "gf2", None, tmp_path / "logits.safetensors", False)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_the_stored_code_of_the_interface_that_is_asked_for_is_taken(leave, tmp_path):
+    model = trained("gf2")
+    state = model.state_dict()
+    folder, logits, ids = leave(model, {"none": torch.ones(1)})
+    for number, (name, tensor) in enumerate(
+        (
+            ("codebook", state["model.embed_tokens.codebook"]),
+            ("codebook", 2 * state["model.embed_tokens.codebook"].float() - 1),
+            ("A", state["model.embed_tokens.matrix"].T.contiguous()),
+            ("weight", model.input_interface.materialize()),
+        )
+    ):
+        save_file({**theirs(model), f"module.embedding.{name}": tensor}, folder / "weights.safetensors")
+        bring(folder, tmp_path / str(number), "gf2", None, logits, False)
+        assert same(model, tmp_path / str(number), ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("codebook", lambda w: torch.zeros_like(w), "neither|no reading of it gives|no code"),
+        ("codebook", lambda w: w.float().index_fill(0, torch.tensor([318]), float("nan")), "codebook is not finite in row 318"),
+        ("A", lambda w: torch.zeros(9, 9), "the stored matrix gives two of 320 tokens one word"),
+        ("A", lambda w: 3 * torch.eye(9), "the stored matrix holds other numbers than 0 and 1"),
+    ],
+)
+def test_a_stored_code_that_cannot_tell_tokens_apart_is_refused(name, change, said, leave, tmp_path):
+    model = trained("gf2")
+    tensors = {**theirs(model), f"module.embedding.{name}": change(model.state_dict()["model.embed_tokens.codebook"])}
+    folder, logits, _ = leave(model, tensors)
+    with pytest.raises((InputError, CheckFailed), match=said):
+        bring(folder, tmp_path / "ours", None, None, logits, False)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_a_trained_table_that_is_not_finite_in_a_row_without_logits_is_refused(leave, tmp_path):
+    model = trained("learned")
+    _, logits, ids = leave(model, {"none": torch.ones(1)})
+    unused = next(id for id in range(319, 0, -1) if id not in set(ids.flatten().tolist()))
+    table = model.input_interface.materialize()
+    table[unused, 5] = float("nan")
+    save_file({**theirs(model), "module.embedding.weight": table}, tmp_path / "theirs" / "weights.safetensors")
+    for asked in (None, "learned"):
+        with pytest.raises(InputError, match=rf"model\.embed_tokens\.weight is not finite in row {unused};"):
+            bring(tmp_path / "theirs", tmp_path / "ours", asked, None, logits, False)
+
+
+def test_ids_that_are_no_whole_numbers_are_refused(leave, tmp_path):
+    model = trained("binary")
+    folder, logits, _ = leave(model, theirs(model))
+    told = load_file(logits)
+    save_file({**told, "input_ids": told["input_ids"] + 0.5}, logits)
+    with pytest.raises(InputError, match=r"input_ids of type float32; whole numbers are needed"):
         bring(folder, tmp_path / "ours", "binary", None, logits, False)

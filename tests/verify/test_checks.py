@@ -27,7 +27,7 @@ NOT_APPLICABLE = {
     "gf2": set(),
     "permuted": set(),
 }
-EVERY_CHECK = 24
+EVERY_CHECK = 25
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokencodes.codes import gf2, lift
-from tokencodes.codes.codebook import Codebook, by_rows, collisions
+from tokencodes.codes.codebook import Codebook, by_rows, collisions, equal_rows, row_digests
 from tokencodes.codes.spec import LINEAR, minimal_width
 from tokencodes.codes.words import linear_masks, parities
 from tokencodes.errors import InputError
@@ -60,6 +60,8 @@ def certify_code(book: Codebook, hidden_size: int) -> CodeCertificate:
             f"interface {str(spec)!r}: tokens {same[0][0]} and {same[0][1]} share a code ({len(same):,} collisions among "
             f"{vocab_size:,} tokens); widen width= or change the words"
         )
+    if not _injective_rounded(book, hidden_size, to_float32):
+        raise InputError(f"interface {str(spec)!r}: two tokens share a vector in float32; change scale= or the words")
     norms_V = book.squared_norms(hidden_size)
     scale_K = lift.squared_scale(spec.lift, width, hidden_size)
     mean_K = sum(block.sum(0) for block in book.blocks(hidden_size)) / vocab_size
@@ -98,6 +100,11 @@ def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((raw + 0x7FFF + (raw >> 16 & 1)) >> 16).astype(np.uint16)
 
 
+def to_float32(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """Bit patterns as they are; -0 as 0."""
+    return (values + np.float32(0)).view(np.uint32)
+
+
 def to_float16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Bit patterns after rounding to float16; what is too large becomes infinite, and so the same."""
     with np.errstate(over="ignore"):
@@ -116,8 +123,8 @@ def _injective_rounded(book: Codebook, hidden_size: int, rounded: Any) -> bool:
     parts = []
     for block in book.blocks(hidden_size):
         z = block.astype(np.float32)
-        parts.append(rounded(z if turned is None else z @ turned))
-    return not collisions(np.concatenate(parts))
+        parts.append(row_digests(rounded(z if turned is None else z @ turned)))
+    return not equal_rows(np.concatenate(parts))
 
 
 def mean_squared_distance(book: Codebook, hidden_size: int) -> float:

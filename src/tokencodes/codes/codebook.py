@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tokencodes.codes import assign, gf2, lift, words
 from tokencodes.codes.gf2 import Bits
-from tokencodes.codes.spec import LINEAR, InterfaceSpec
+from tokencodes.codes.spec import LINEAR, InterfaceSpec, minimal_width
 from tokencodes.errors import InputError, first_line
 from tokencodes.files import map_array
 
@@ -117,7 +117,10 @@ class Codebook:
         now = float(squared_K @ lift.squared_scale(self.spec.lift, self.width, hidden_size))
         if now == 0.0:
             raise InputError(f"interface {str(self.spec)!r}: every vector is zero, so no scale can match a norm")
-        return float(np.sqrt(hidden_size * self.spec.std**2 / now))
+        factor = float(np.sqrt(hidden_size * self.spec.std**2 / now))
+        if np.float32(factor) == 0.0:
+            raise InputError(f"interface {str(self.spec)!r}: std={self.spec.std:g} makes every vector zero; take a larger one")
+        return factor
 
 
 def array_sha256(array: NDArray[Any]) -> str:
@@ -131,10 +134,18 @@ def array_sha256(array: NDArray[Any]) -> str:
 def collisions(words_VK: NDArray[Any]) -> list[tuple[int, int]]:
     """Pairs (first token with this word, another with the same), by value: -0.0 is 0.0."""
     rows: NDArray[Any] = np.packbits(words_VK, axis=1) if words_VK.dtype == np.uint8 else words_VK
-    if rows.dtype.kind == "f" or rows.shape[1] > DIGEST_ABOVE:  # 128-bit digests: no copy of a wide table, and no chance hit
-        rows = np.stack(
-            [np.frombuffer(hashlib.blake2b(row + row.dtype.type(0), digest_size=16).digest(), np.uint8) for row in rows]
-        )
+    wide = rows.dtype.kind == "f" or rows.shape[1] > DIGEST_ABOVE
+    return equal_rows(row_digests(rows) if wide else rows)
+
+
+def row_digests(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """128 bits of each row by value, uint8[V, 16]: no copy of a wide table, and no chance hit."""
+    digests = [hashlib.blake2b(row + row.dtype.type(0), digest_size=16).digest() for row in rows]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(rows), 16)
+
+
+def equal_rows(rows: NDArray[Any]) -> list[tuple[int, int]]:
+    """Pairs of row numbers with the same bytes: the first that has them, and each other."""
     rows = np.ascontiguousarray(rows)
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).reshape(-1)
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
@@ -247,6 +258,7 @@ def _build(spec: InterfaceSpec, vocab_size: int, given: Given) -> Codebook:
         assign.check_order(arrays["order"], vocab_size, spec.order)
     if spec.matrix:
         _check_matrix(arrays, width, spec.matrix)
+        _check_tokens_differ(spec, vocab_size, arrays["matrix"])
     if spec.kind == "gf2":
         arrays |= {} if spec.matrix else words.gf2_arrays(spec, width)
     numbers = numbers_of(spec, vocab_size, arrays)
@@ -268,6 +280,16 @@ def _build(spec: InterfaceSpec, vocab_size: int, given: Given) -> Codebook:
     return Codebook(spec, book, arrays)
 
 
+def _check_tokens_differ(spec: InterfaceSpec, vocab_size: int, matrix: Bits) -> None:
+    """InputError where tokens would share words. Every nonzero number of b bits is the xor of two ids, so the b columns that
+    ids reach must be independent."""
+    bits = minimal_width(vocab_size)
+    if gf2.rank(matrix[:, :bits]) < bits:
+        raise InputError(
+            f"interface {str(spec)!r}: its matrix gives two of {vocab_size:,} tokens one word; take an invertible one"
+        )
+
+
 def by_rows(function: Callable[[NDArray[np.int64]], Any], numbers: NDArray[np.int64], width: int) -> Bits:
     """A formula's bits as uint8[V, K], a block of rows at a time: its int64 intermediates never exist whole."""
     book = np.empty((len(numbers), width), dtype=np.uint8)
@@ -283,4 +305,4 @@ def numbers_of(spec: InterfaceSpec, vocab_size: int, arrays: Given) -> NDArray[n
     return assign.permuted(vocab_size, spec.ids_seed) if spec.ids == "permuted" else assign.natural(vocab_size)
 
 
-__all__ = ["Bits", "Codebook", "Given", "build_codebook", "collisions"]
+__all__ = ["Bits", "Codebook", "Given", "build_codebook", "collisions", "equal_rows", "row_digests"]

@@ -106,9 +106,9 @@ class _Judged:
         mean = float(self.kl.mean())
         if not self.finite:
             yield "a logit is not finite"
-        elif self.full and self.apart > self.bound:
+        elif self.full and not self.apart <= self.bound:
             yield f"logits differ by up to {self.apart:.1e}, bound {self.bound:.1e}"
-        elif not self.full and mean > self.bound:
+        elif not self.full and not mean <= self.bound:
             yield f"the mean KL divergence is {mean:.1e} nats a token, bound {self.bound:.1e}"
         for number, one in enumerate(greedy):
             if one.left is not None:

@@ -18,6 +18,7 @@ from gguf import LlamaFileType, TokenType
 from numpy.typing import NDArray
 
 from tokencodes.errors import InputError
+from tokencodes.export.llama import require_finite
 from tokencodes.export.source import TABLE, UNFREEZES, Source
 
 FILE_TYPES = {
@@ -64,7 +65,9 @@ def write_gguf(source: Source, weights: str, file: Path) -> str:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, tensor in source.plain_weights():  # one at a time, so that no second copy of the model exists
-        writer.write_tensor_data(gguf.quantize(_rows(name, tensor, config.num_attention_heads), types[name]))
+        data = gguf.quantize(_rows(name, tensor, config.num_attention_heads), types[name])
+        require_finite(name, torch.from_numpy(gguf.dequantize(data, types[name])), types[name].name)
+        writer.write_tensor_data(data)
     writer.close()
     return types[TABLE].name
 

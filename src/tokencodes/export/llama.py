@@ -11,23 +11,36 @@ from safetensors.torch import save_file
 from tokencodes.errors import InputError
 from tokencodes.export.source import Source
 from tokencodes.files import read_json, write_json
+from tokencodes.verify.check import row_not_finite
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def write_llama(source: Source, weights: str, folder: Path) -> None:
-    """Writes weights, configuration, generation configuration and tokenizer. InputError where the table is not exact in the
-    chosen type. In a type other than F32 it uses up the source's model: its body is cast in place."""
+    """Writes weights, configuration, generation configuration and tokenizer.
+
+    In a type other than F32 it uses up the source's model: its body is cast in place. InputError: the table is not exact in the
+    chosen type, or a weight is too large for it.
+    """
     dtype = DTYPES[weights]
     if dtype != torch.float32:
         _check_exact(source, dtype, weights)
         source.model.to(dtype)
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in source.plain_weights()}
+    for name, tensor in tensors.items():
+        require_finite(name, tensor, weights)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     name = str(dtype).removeprefix("torch.")
     write_json(folder / "config.json", {**source.plain_config(), "dtype": name, "torch_dtype": name})
     write_json(folder / "generation_config.json", generation(source))
     copy_tokenizer(source, folder)
+
+
+def require_finite(name: str, tensor: torch.Tensor, weights: str) -> None:
+    """InputError where a type cannot hold a tensor: a value became infinite in it, in whatever row."""
+    row = row_not_finite(tensor)
+    if row is not None:
+        raise InputError(f"--type {weights}: {name} has a value in row {row} that is too large for it; take F32")
 
 
 def generation(source: Source) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tokencodes import checkpoint
 from tokencodes.errors import InputError
 from tokencodes.files import read_json
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
+from tokencodes.verify.check import row_not_finite
 
 TABLE = "model.embed_tokens.weight"
 UNFREEZES = (
@@ -102,13 +103,21 @@ class Source:
 
 
 def open_source(place: Path) -> Source:
-    """The model of a run (its newest checkpoint), of one checkpoint or of an exported folder. InputError where its rotary
-    positions are scaled, or its tokenizer is not the one that it was trained with or has no place in its vocabulary."""
+    """The model of a run (its newest checkpoint), of one checkpoint or of an exported folder.
+
+    InputError: a weight is not finite; rotary positions are scaled; the tokenizer is not the one that the model was trained
+    with, or has no place in its vocabulary.
+    """
     place = checkpoint.find(place)
     tokenizer, raw = checkpoint.tokenizer_of(place), read_json(place / "config.json")
     if isinstance(raw, dict) and raw.get("model_type") == TokenCodeConfig.model_type:  # else `load_model` says what it is
         _check(TokenCodeConfig.from_pretrained(place), place, tokenizer)
-    return Source(place, checkpoint.load_model(place), tokenizer)
+    model = checkpoint.load_model(place)
+    for name, parameter in model.named_parameters():
+        row = row_not_finite(parameter)
+        if row is not None:
+            raise InputError(f"{place}: {name} is not finite in row {row}; take an earlier checkpoint")
+    return Source(place, model, tokenizer)
 
 
 def _check(config: TokenCodeConfig, place: Path, tokenizer: Path | None) -> None:

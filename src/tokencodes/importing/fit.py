@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from tokencodes.codes import InterfaceSpec, build_codebook
 from tokencodes.codes import lift as lifts
-from tokencodes.codes.codebook import Given, matrix_hash
+from tokencodes.codes.codebook import Given, collisions, matrix_hash
 from tokencodes.codes.spec import PAPER_MIN_WEIGHT, PAPER_SEED, minimal_width
 from tokencodes.errors import InputError
 from tokencodes.interfaces import InputInterface, build_interface
+from tokencodes.verify.check import row_not_finite
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.uint8]
@@ -27,7 +28,8 @@ LARGEST_BASE = 256
 
 
 def fit(table_VD: Floats) -> InputInterface:
-    """The interface, with its tables. InputError where no code that can be found gives this table to the last bit."""
+    """The interface, with its tables. InputError where no code that can be found gives every entry of this table."""
+    require_code(table_VD)
     for spec, given in proposals(table_VD):
         found = verified(spec, given, table_VD)
         if found is not None:
@@ -38,14 +40,29 @@ def fit(table_VD: Floats) -> InputInterface:
     )
 
 
+def require_code(table_VD: Floats) -> None:
+    """InputError where a table is no code's, whatever the code: a value is not finite, or two tokens share a vector."""
+    row = row_not_finite(torch.from_numpy(table_VD))
+    if row is not None:
+        raise InputError(f"the input table is not finite in the row of token {row}; take a new copy, or train it anew")
+    same = collisions(table_VD)
+    if same:
+        raise InputError(
+            f"tokens {same[0][0]} and {same[0][1]} have the same vector in the input table ({len(same):,} such pairs), so it "
+            "is no code; --interface learned takes it as a trained table"
+        )
+
+
 def verified(spec: str, given: Given, table_VD: Floats) -> InputInterface | None:
-    """The interface of a spec if its table is this one, bit for bit; else None."""
+    """The interface of a spec if it gives every entry of this table; else None. A block of rows at a time."""
     size, width = table_VD.shape
     try:
         interface = build_interface(InterfaceSpec.parse(spec), size, width, None, given)
     except InputError:  # a spec that does not fit these sizes
         return None
-    return interface if torch.equal(interface.materialize(), torch.from_numpy(table_VD)) else None
+    table = torch.from_numpy(table_VD)
+    same = all(torch.equal(rows, table[start : start + len(rows)]) for start, rows in interface.blocks())
+    return interface if same else None
 
 
 def proposals(table_VD: Floats) -> Iterator[tuple[str, Given]]:
@@ -65,13 +82,17 @@ def proposals(table_VD: Floats) -> Iterator[tuple[str, Given]]:
                     yield written(words, count, size, values | tail), given
 
 
-def has_words(spec: str, given: Given, bits_VK: Bits) -> bool:
-    """Whether a spec's words are these bits; coordinates that are the same in every token are left to the table itself."""
+def has_words(spec: str, given: Given, bits_VK: Bits, exact: bool = False) -> bool:
+    """Whether a spec's words are these bits. Unless `exact`, coordinates that are the same in every token are left to the table
+    itself."""
     try:
         words_VK = build_codebook(InterfaceSpec.parse(spec), len(bits_VK), given).words_VK
     except InputError:  # these words have no such width
         return False
-    return words_VK.shape == bits_VK.shape and bool(((words_VK == bits_VK) | (bits_VK == bits_VK[0]).all(0)).all())
+    if words_VK.shape != bits_VK.shape:
+        return False
+    left_out = np.zeros(1, dtype=bool) if exact else (bits_VK == bits_VK[0]).all(0)
+    return bool(((words_VK == bits_VK) | left_out).all())
 
 
 def written(words: str, count: int, size: int, keys: Mapping[str, object]) -> str:

@@ -20,16 +20,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
 
-from tokencodes.codes import InterfaceSpec
-from tokencodes.codes.codebook import Given, matrix_hash
 from tokencodes.errors import CheckFailed, InputError, first_line
 from tokencodes.export.source import require_body
 from tokencodes.files import read_json
-from tokencodes.importing.fit import as_bits, fit, has_words, words_of, written
 from tokencodes.importing.names import GATE_UP, QKV, Mapped, mapping, read_map
 from tokencodes.importing.plain import TABLE, Imported, Weights, assembled
 from tokencodes.importing.readers import read_weights
-from tokencodes.interfaces import InputInterface, build_interface
+from tokencodes.importing.stored import interfaces_of
+from tokencodes.interfaces import InputInterface
 from tokencodes.verify import reference
 from tokencodes.verify.check import ROUNDOFF
 
@@ -79,6 +77,8 @@ def read_beside(file: Path) -> Beside:
         raise InputError(f"--logits {file}: cannot be read ({str(error).splitlines()[0]})") from None
     if "input_ids" not in told or "logits" not in told:
         raise InputError(f"--logits {file}: holds {', '.join(sorted(told)) or 'nothing'}; input_ids and logits are needed")
+    if told["input_ids"].dtype.kind not in "iu":
+        raise InputError(f"--logits {file}: input_ids of type {told['input_ids'].dtype}; whole numbers are needed")
     ids, logits = np.atleast_2d(told["input_ids"]).astype(np.int64), told["logits"]
     logits = logits[None] if logits.ndim == 2 else logits
     if logits.ndim != 3 or logits.shape[:2] != ids.shape:
@@ -140,7 +140,7 @@ def import_foreign(place: Path, map_file: Path | None, logits: Path | None, aske
     for way in ways(found):
         weights, code = _laid_out(tensors, found, way, config["num_attention_heads"], place)
         require_complete(weights, config, beside, place)
-        for interface in interfaces_of(weights, code, asked):
+        for interface in interfaces_of(weights, code, asked, place):
             apart, bound = difference(weights, interface, config, beside)
             best = min(best, apart if np.isfinite(apart) else best)
             if apart <= bound:
@@ -156,7 +156,7 @@ def import_foreign(place: Path, map_file: Path | None, logits: Path | None, aske
     weights, _ = _laid_out(tensors, found, way, config["num_attention_heads"], place)
     model = _model(weights, interface, config, beside, place)
     told = f"{interface.spec}; {way}" + (f"; assumed {', '.join(assumed)}" if assumed else "")
-    return Imported(model, told, f"{beside.ids.size} positions, logits up to {apart:.1e} from those given"), found
+    return Imported(model, told, f"measured on {beside.ids.size} given ids: logits up to {apart:.1e} from those given"), found
 
 
 def _laid_out(tensors: Weights, found: list[Mapped], way: Way, heads: int, place: Path) -> tuple[Weights, Weights]:
@@ -257,55 +257,11 @@ def _by_head(tensor: torch.Tensor, heads: int, parts: int) -> torch.Tensor:
     return tensor.view(heads, parts, rows // heads // parts, width).transpose(0, 1).reshape(rows, width)
 
 
-def interfaces_of(weights: Weights, code: Weights, asked: str | None) -> Iterator[InputInterface]:
-    """What the input may be: the table's code or the table itself; a stored codebook or matrix behind each copying lift."""
-    size, width = weights["lm_head.weight"].shape
-    if asked is not None:
-        if InterfaceSpec.parse(asked).learned and TABLE not in weights:
-            raise InputError(f"--interface {asked}: no input table among the tensors")
-        yield build_interface(InterfaceSpec.parse(asked), size, width)
-    elif TABLE in weights:
-        try:
-            yield fit(weights[TABLE].numpy())
-        except InputError:
-            yield build_interface(InterfaceSpec.parse("learned"), size, width)
-    elif not code:
-        raise InputError(
-            "neither an input table nor a code among the tensors; say by --map FILE which it is, or give --interface SPEC"
-        )
-    else:
-        for spec, given in specs_of(code, size):
-            for values, lift in product(("01", "pm1"), ("tile", "interleave", "pad")):
-                keys = ({"values": values} if values != "01" else {}) | ({"lift": lift} if lift != "tile" else {})
-                parsed = InterfaceSpec.parse(spec)
-                yield build_interface(
-                    InterfaceSpec.parse(written(spec, parsed.code_width(size), size, keys)), size, width, None, given
-                )
-
-
-def specs_of(code: Weights, size: int) -> Iterator[tuple[str, Given]]:
-    """Words that give a stored codebook bit for bit, or that a stored matrix and offset name, either way round."""
-    if "codebook" in code:
-        stored = code["codebook"].float().numpy()
-        bits = as_bits(stored)
-        if bits is None:
-            raise InputError("the stored codebook is not of bits; name its interface by --interface SPEC")
-        for words, given in words_of(bits, size):
-            spec = written(words, bits.shape[1], size, {})
-            if has_words(spec, given, bits):
-                yield spec, given
-        return
-    matrix = code["matrix"].numpy().astype(np.uint8) & 1
-    offset = code["offset"].numpy().astype(np.uint8) & 1 if "offset" in code else np.zeros(len(matrix), dtype=np.uint8)
-    for one in (matrix, matrix.T):
-        given = {"matrix": np.ascontiguousarray(one), "offset": offset}
-        yield f"gf2:matrix={matrix_hash(given)}", given
-
-
 def difference(weights: Weights, interface: InputInterface, config: dict[str, Any], beside: Beside) -> tuple[float, float]:
     """The largest difference of the reference's logits from those given, and the bound of float32, on the first text first."""
     arrays = {name: tensor.numpy() for name, tensor in weights.items() if name != TABLE}
-    table = weights[TABLE] if interface.spec.learned else interface.materialize()
+    given = not interface.spec.fixed and TABLE in weights  # a trained table is what was given, a code what its spec says
+    table = weights[TABLE] if given else interface.materialize()
     shape = reference.Shape(config["num_attention_heads"], config["rope_theta"], config["rms_norm_eps"])
     blocks, worst, bound = reference.layers(arrays), 0.0, 0.0
     for ids, logits in zip(beside.ids, beside.logits, strict=True):

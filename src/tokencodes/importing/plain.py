@@ -14,10 +14,10 @@ from tokencodes.errors import CheckFailed, InputError
 from tokencodes.export.agreement import LOOSE
 from tokencodes.export.runtimes import Ids, Logits, Runtime, Transformers
 from tokencodes.export.source import require_body
-from tokencodes.importing.fit import affine, as_bits, fit, folded, order_of, verified
+from tokencodes.importing.fit import affine, as_bits, fit, folded, order_of, require_code, verified
 from tokencodes.interfaces import InputInterface, build_interface
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
-from tokencodes.verify.check import ids_drawn
+from tokencodes.verify.check import ids_drawn, row_not_finite
 from tokencodes.verify.forward import logit_bound
 
 TABLE = "model.embed_tokens.weight"
@@ -91,7 +91,7 @@ def compact(plain: Plain, asked: str | None) -> Imported:
     if not apart <= (0.0 if exact else max(logit_bound(model, largest), LOOSE)):
         raise CheckFailed(f"{plain.place}: the compact model's logits differ by up to {apart:.1e}; nothing was written")
     told = "bit by bit" if apart == 0.0 else f"up to {apart:.1e}"
-    return Imported(model, found, f"{theirs.ids.size} positions: the logits of {theirs.program} {told}")
+    return Imported(model, found, f"measured on {theirs.ids.size} drawn ids: the logits of {theirs.program} {told}")
 
 
 def refuse_tied(told: dict[str, Any], folder: Path) -> None:
@@ -114,13 +114,18 @@ def interface_of_table(table_VD: np.ndarray, asked: str | None, claim: str | Non
     said = f"{spec}, as {'asked for' if asked else 'its file says'}"
     if spec.learned:
         return build_interface(spec, size, width), said
+    if spec.fixed:
+        require_code(table_VD)
     given = given_of(spec, table_VD)
     if spec.words == "learned-code":
         return build_interface(spec, size, width, None, given), said
     interface = verified(str(spec), given, table_VD)
     if interface is None and spec.lift == "orthogonal":  # a product: equal up to the last bits of this machine's
         interface = build_interface(spec, size, width, None, given)
-        if not np.allclose(interface.materialize().numpy(), table_VD, rtol=0, atol=1e-5 * float(np.abs(table_VD).max())):
+        blocks = interface.blocks()
+        apart = np.max([np.abs(rows.numpy() - table_VD[start : start + len(rows)]).max() for start, rows in blocks])
+        said += f", every entry within {apart:.1e}"
+        if not apart <= 1e-5 * float(np.abs(table_VD).max()):
             interface = None
     if interface is None:
         raise InputError(
@@ -152,7 +157,12 @@ def assembled(
     tokenizer_sha256: str | None,
     place: Path,
 ) -> TokenCodeForCausalLM:
-    """A model of this interface with these tensors for body and head. InputError where they are not all of them."""
+    """A model of this interface with these tensors for body and head. InputError where they are not all of them, or one holds a
+    value that is not finite, in whatever row."""
+    for name, tensor in {**weights, TABLE: table}.items():
+        row = row_not_finite(tensor)
+        if row is not None:
+            raise InputError(f"{place}: {name} is not finite in row {row}; take a new copy, or train it anew")
     leave = {"architectures", "model_type", "frozen_input", "tokencodes", "rope_theta", "rope_scaling", "torch_dtype", "dtype"}
     kept = {key: value for key, value in told.items() if key not in leave and not key.startswith("transformers")}
     config = TokenCodeConfig(**kept, interface=str(interface.spec), tokenizer_sha256=tokenizer_sha256)

@@ -1,12 +1,18 @@
 """The one seam: token ids in, the body's first hidden state out. `base` says what that is, `coded` holds the codes."""
 
-from typing import Any, NoReturn
+from itertools import product
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
 from tokencodes.errors import InputError
 from tokencodes.interfaces.base import InputInterface, InterfaceFacts, LearnedTable
 from tokencodes.interfaces.coded import FixedCode, LearnedCode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TIED = "tie_word_embeddings=True: a tied head would make the input trainable; set it to false"
 
 
 def build_interface(
@@ -30,4 +36,24 @@ def refuse_resize(*args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-__all__ = ["FixedCode", "InputInterface", "InterfaceFacts", "LearnedCode", "LearnedTable", "build_interface", "refuse_resize"]
+def refuse_tied_head(model: "PreTrainedModel") -> None:
+    """InputError where a model's head is its input table, or its configuration asks for that."""
+    if getattr(model.config, "tie_word_embeddings", False):
+        raise InputError(TIED)
+    head = model.get_output_embeddings()
+    pairs = product(() if head is None else head.parameters(), model.get_input_embeddings().parameters())
+    if any(weight is other or weight.data_ptr() == other.data_ptr() != 0 for weight, other in pairs):
+        raise InputError("the head holds the input table's own weight, so both would be trained as one; give it a copy")
+
+
+__all__ = [
+    "TIED",
+    "FixedCode",
+    "InputInterface",
+    "InterfaceFacts",
+    "LearnedCode",
+    "LearnedTable",
+    "build_interface",
+    "refuse_resize",
+    "refuse_tied_head",
+]

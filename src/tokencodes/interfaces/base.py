@@ -5,7 +5,7 @@ new class here. Paper: section "Interfaces".
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from tokencodes.errors import InputError
 
 Generators = Callable[[str], torch.Generator]
 INTEGERS = (torch.int64, torch.int32)
+BLOCK_ENTRIES = 1 << 22  # of a table that is looked at in blocks: 16 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,10 @@ class InterfaceFacts:
 
 
 class InputInterface(nn.Module, ABC):
-    """Token ids int64[B, T] -> vectors [B, T, D] in the parameters' dtype, also under autocast."""
+    """Token ids of any shape, int64 or int32 -> vectors of that shape and D, as `nn.Embedding` gives them.
+
+    Their dtype is the parameters', also under autocast.
+    """
 
     def __init__(self, spec: InterfaceSpec, vocab_size: int, hidden_size: int, sha256: str | None) -> None:
         super().__init__()
@@ -46,30 +50,30 @@ class InputInterface(nn.Module, ABC):
         self.sha256 = sha256  # the codebook hash; None where nothing is fixed
 
     @abstractmethod
-    def forward(self, ids_BT: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         """The vectors of these tokens; InputError for ids that are no integers or (on a CPU) outside 0 ... V-1."""
 
-    def looked_up(self, ids_BT: Tensor, table: Tensor) -> Tensor:
+    def looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
         """Rows of a table. The lookup itself minds the range on a CPU; it is read again only to say which id was wrong."""
-        if ids_BT.dtype not in INTEGERS:
-            self.checked(ids_BT)
+        if ids.dtype not in INTEGERS:
+            self.checked(ids)
         if torch.compiler.is_compiling():
-            return F.embedding(ids_BT, table)
+            return F.embedding(ids, table)
         try:
-            return F.embedding(ids_BT, table)
+            return F.embedding(ids, table)
         except IndexError:
-            self.checked(ids_BT)
+            self.checked(ids)
             raise
 
-    def checked(self, ids_BT: Tensor) -> Tensor:
+    def checked(self, ids: Tensor) -> Tensor:
         """The ids, if they can be looked up. Their range is not read where that would wait for a device or split a graph."""
-        if ids_BT.dtype not in INTEGERS:
-            raise InputError(f"token ids of dtype {ids_BT.dtype}: they must be int64 or int32")
-        if ids_BT.device.type == "cpu" and ids_BT.numel() and not torch.compiler.is_compiling():
-            low, high = (int(bound) for bound in torch.aminmax(ids_BT))
+        if ids.dtype not in INTEGERS:
+            raise InputError(f"token ids of dtype {ids.dtype}: they must be int64 or int32")
+        if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+            low, high = (int(bound) for bound in torch.aminmax(ids))
             if low < 0 or high >= self.vocab_size:
                 raise InputError(f"token id {low if low < 0 else high} is outside 0 ... {self.vocab_size - 1}")
-        return ids_BT
+        return ids
 
     @abstractmethod
     def reset_buffers(self) -> None:
@@ -90,8 +94,17 @@ class InputInterface(nn.Module, ABC):
     @torch.no_grad()
     def materialize(self) -> Tensor:
         """The table V×D that a plain `nn.Embedding` would hold."""
-        device = next((tensor.device for tensor in (*self.parameters(), *self.buffers())), None)
-        return self(torch.arange(self.vocab_size, device=device)[None])[0].clone()
+        return self(torch.arange(self.vocab_size, device=self._device())).clone()
+
+    @torch.no_grad()
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """The same table in blocks of rows, so that a large one never exists whole: first id, vectors [rows, D]."""
+        rows = max(1, BLOCK_ENTRIES // self.hidden_size)
+        for start in range(0, self.vocab_size, rows):
+            yield start, self(torch.arange(start, min(start + rows, self.vocab_size), device=self._device()))
+
+    def _device(self) -> torch.device | None:
+        return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), None)
 
     def extra_repr(self) -> str:
         return f"{self.spec}, vocab_size={self.vocab_size}, hidden_size={self.hidden_size}"
@@ -105,8 +118,8 @@ class LearnedTable(InputInterface):
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
         nn.init.normal_(self.weight, std=spec.std)
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        return self.looked_up(ids_BT, self.weight)
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.looked_up(ids, self.weight)
 
     def reset_buffers(self) -> None:
         """It has none."""

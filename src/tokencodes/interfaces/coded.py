@@ -114,21 +114,21 @@ class _Coded(InputInterface):
     def _stored_sha256(self, stored: Tables) -> str | None:
         """The hash of the tables as they are stored."""
 
-    def _lifted(self, z_BTK: Tensor) -> Tensor:
-        """R·z, [B, T, K] -> [B, T, D]. Copies are expanded and then written at once: one kernel, where `repeat` runs several,
+    def _lifted(self, z: Tensor) -> Tensor:
+        """R·z, [..., K] -> [..., D]. Copies are expanded and then written at once: one kernel, where `repeat` runs several,
         which a generated token waits for."""
         width, hidden = self.code_width, self.hidden_size
         if self.spec.lift == "tile":
-            tiled = z_BTK.unsqueeze(-2).expand(-1, -1, -(-hidden // width), -1).flatten(-2)
+            tiled = z.unsqueeze(-2).expand(*z.shape[:-1], -(-hidden // width), width).flatten(-2)
             return tiled if hidden % width == 0 else tiled[..., :hidden].contiguous()
         if self.spec.lift == "interleave" and hidden % width == 0:
-            return z_BTK.unsqueeze(-1).expand(-1, -1, -1, hidden // width).flatten(-2)
+            return z.unsqueeze(-1).expand(*z.shape, hidden // width).flatten(-2)
         if self.spec.lift == "interleave":
-            return z_BTK.index_select(-1, torch.arange(hidden, device=z_BTK.device) * width // hidden)
+            return z.index_select(-1, torch.arange(hidden, device=z.device) * width // hidden)
         if self.spec.lift == "pad":
-            return F.pad(z_BTK, (0, hidden - width))
-        with torch.autocast(z_BTK.device.type, enabled=False):  # a learned table would not be rounded either
-            return z_BTK @ self.lift.view(torch.float32).to(z_BTK.dtype).T
+            return F.pad(z, (0, hidden - width))
+        with torch.autocast(z.device.type, enabled=False):  # a learned table would not be rounded either
+            return z @ self.lift.view(torch.float32).to(z.dtype).T
 
 
 class LearnedCode(_Coded):
@@ -143,8 +143,8 @@ class LearnedCode(_Coded):
         if self._known() and not self.coordinates.is_meta:
             self.draw(lambda name: torch.Generator())
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        return self._lifted(self.looked_up(ids_BT, self.coordinates))
+    def forward(self, ids: Tensor) -> Tensor:
+        return self._lifted(self.looked_up(ids, self.coordinates))
 
     @torch.no_grad()
     def draw(self, generator: Generators) -> None:
@@ -185,32 +185,32 @@ class FixedCode(_Coded):
             self._word_keys = words.random_keys(self.code_width, spec.seed) if spec.kind == "random" else None
         self._fill()
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         dtype = self.like_parameters.dtype
         if not self.spec.binary_valued:
-            return self._lifted(self.looked_up(ids_BT, self.codebook).view(torch.float32).to(dtype))
-        bits_BTK = self._computed(self.checked(ids_BT)) if self.spec.storage == "computed" else self._bits(ids_BT)
+            return self._lifted(self.looked_up(ids, self.codebook).view(torch.float32).to(dtype))
+        bits = self._computed(self.checked(ids)) if self.spec.storage == "computed" else self._bits(ids)
         if "levels" in self._buffers:
             zero_K, one_K = self.levels.view(torch.float32).to(dtype)
-            return self._lifted(torch.where(bits_BTK == 1, one_K, zero_K))
-        z_BTK = bits_BTK.to(dtype)
-        return self._lifted(z_BTK * 2 - 1 if self.spec.values == "pm1" else z_BTK)
+            return self._lifted(torch.where(bits == 1, one_K, zero_K))
+        z = bits.to(dtype)
+        return self._lifted(z * 2 - 1 if self.spec.values == "pm1" else z)
 
-    def _bits(self, ids_BT: Tensor) -> Tensor:
-        rows = self.looked_up(ids_BT, self.codebook)
+    def _bits(self, ids: Tensor) -> Tensor:
+        rows = self.looked_up(ids, self.codebook)
         if self.code_width <= PACK_ABOVE:
             return rows
         shifts_8 = torch.arange(8, device=rows.device, dtype=torch.uint8)
         return (rows[..., None] >> shifts_8 & 1).flatten(-2)[..., : self.code_width]
 
-    def _computed(self, ids_BT: Tensor) -> Tensor:
-        numbers = ids_BT.long()
+    def _computed(self, ids: Tensor) -> Tensor:
+        numbers = ids.long()
         if self._id_keys is not None:
             numbers = scatter(numbers, self.vocab_size, self._id_keys, torch)
         if self.spec.kind in LINEAR:
             bits = words.parities(numbers, self.masks)
             return bits ^ self.offset if self.spec.kind == "gf2" else bits
-        shifts = torch.arange(words.WORD_BITS, device=ids_BT.device)
+        shifts = torch.arange(words.WORD_BITS, device=ids.device)
         return words.random_bits(numbers, self.code_width, self._word_keys, shifts, torch)
 
     def draw(self, generator: Generators) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from tokencodes.interfaces.base import BLOCK_ENTRIES
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.philox import multiply_high, stream
 
@@ -37,6 +38,19 @@ class Subject:
 
     model: TokenCodeForCausalLM
     place: Path
+
+
+def row_not_finite(tensor: torch.Tensor) -> int | None:
+    """The first row of a tensor with NaN or infinity in it; None: every entry is finite. A block of entries at a time."""
+    if not tensor.numel():
+        return None
+    table = tensor.reshape(len(tensor), -1)
+    rows = max(1, BLOCK_ENTRIES // table.shape[1])
+    for start in range(0, len(table), rows):
+        wrong = ~torch.isfinite(table[start : start + rows]).all(1)
+        if wrong.any():
+            return start + int(wrong.nonzero()[0])
+    return None
 
 
 def check(level: str, name: str, scope: Scope, holds: bool, detail: str) -> Check:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tokencodes.codes import build_codebook, gf2, lift
-from tokencodes.codes.codebook import Codebook
+from tokencodes.codes.codebook import Codebook, equal_rows, row_digests
 from tokencodes.codes.spec import minimal_width
 from tokencodes.errors import CodeMismatch
 from tokencodes.interfaces import FixedCode
@@ -28,13 +28,16 @@ def codebook_regenerated(subject: Subject) -> Check:
 
 
 def injective(subject: Subject) -> Check:
-    """No two tokens share a vector, in float32."""
+    """No two tokens share a vector, in float32. The whole table is looked at, a block of rows at a time."""
     interface = subject.model.input_interface
     if not isinstance(interface, FixedCode):
         return not_applicable("L0", "injective", MOVES)
-    table = interface.materialize().float().cpu().numpy() + 0.0
-    distinct = len(np.unique(table.view(np.dtype((np.void, table.shape[1] * 4)))))
-    return check("L0", "injective", PROVEN, distinct == len(table), f"{distinct:,} distinct vectors of {len(table):,} tokens")
+    digests = np.concatenate([row_digests(rows.float().cpu().numpy()) for _, rows in interface.blocks()])
+    size, same = len(digests), equal_rows(digests)
+    detail = f"{size - len(same):,} distinct vectors of {size:,} tokens"
+    if same:
+        detail += f"; tokens {same[0][0]} and {same[0][1]} share one"
+    return check("L0", "injective", PROVEN, not same, detail)
 
 
 def gf2_inverse(subject: Subject) -> Check:

@@ -15,7 +15,7 @@ from tokencodes.errors import InputError
 from tokencodes.interfaces import LearnedTable
 from tokencodes.interfaces.coded import TORCH_TYPES
 from tokencodes.model import TokenCodeForCausalLM
-from tokencodes.verify.check import MEASURED, PROVEN, Check, Subject, check, drawn_ids, not_applicable
+from tokencodes.verify.check import MEASURED, PROVEN, Check, Subject, check, drawn_ids, not_applicable, row_not_finite
 
 INPUT = "model.embed_tokens."
 SAFETENSORS_TYPES = {"uint8": "U8", "int32": "I32", "int64": "I64"}
@@ -74,6 +74,20 @@ def head_untied(subject: Subject) -> Check:
     return check("L1", "head untied", PROVEN, not shared and not model.config.tie_word_embeddings, detail)
 
 
+def finite_values(subject: Subject) -> Check:
+    """Every number of every tensor is finite: weights, and tables of a code that hold float32 as bit patterns."""
+    tensors, count, wrong = subject.model.state_dict(), 0, []
+    for name, tensor in tensors.items():
+        values = tensor.view(torch.float32) if tensor.dtype == torch.int32 and not name.endswith(".order") else tensor
+        row = row_not_finite(values)
+        count += tensor.numel()
+        if row is not None:
+            wrong.append(f"{name} is not finite in row {row}")
+    return check(
+        "L1", "finite values", PROVEN, not wrong, wrong[0] if wrong else f"{count:,} entries of {len(tensors)} tensors"
+    )
+
+
 def buffer_types(subject: Subject) -> Check:
     """The tables of a code are integers, as they were made: no cast has reached them."""
     model = subject.model
@@ -121,7 +135,7 @@ def reload_equals(subject: Subject) -> Check:
             return check("L1", "reload equals", MEASURED, False, f"no copy can be made: {str(error).strip().splitlines()[0]}")
     old, new = model.state_dict(), again.state_dict()
     differ = differing(old, new)
-    same = not differ and torch.equal(model(ids).logits, again(ids).logits)
+    same = not differ and same_bits(model(ids).logits, again(ids).logits)
     detail = (
         f"{len(old)} tensors and {ids.numel()} positions bitwise equal"
         if same
@@ -144,9 +158,19 @@ def export_equals(subject: Subject) -> Check:
 
 
 def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors that two state dicts do not share bit by bit."""
+    """Names of the tensors that two state dicts do not share bit by bit: 0 and -0 differ, a NaN is itself."""
     names = one.keys() | other.keys()
-    return sorted(n for n in names if n not in one or n not in other or not torch.equal(one[n], other[n]))
+    return sorted(n for n in names if n not in one or n not in other or not same_bits(one[n], other[n]))
 
 
-CHECKS = (state_dict_bijection, parameter_counts, head_untied, buffer_types, tokenizer, reload_equals, export_equals)
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bytes."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other)))
+
+
+CHECKS = (
+    *(state_dict_bijection, parameter_counts, head_untied, finite_values, buffer_types, tokenizer),
+    *(reload_equals, export_equals),
+)
