@@ -150,9 +150,93 @@ def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_refused(make, tmp_path, t
     told = json.loads(tokenizer_path.read_text())
     assert pre_tokenizer_name(told, tokenizer_path) == "smollm"
     assert pre_tokenizer_name({**told, "pre_tokenizer": told["pre_tokenizer"]["pretokenizers"][1]}, tokenizer_path) == "gpt-2"
-    for change in ({"pre_tokenizer": None}, {"normalizer": {"type": "NFC"}}, {"pre_tokenizer": {"type": "Whitespace"}}):
+    for change in ({"pre_tokenizer": None}, {"pre_tokenizer": {"type": "Whitespace"}}):
         with pytest.raises(InputError, match="has no rule that is known to cut text as this tokenizer does"):
             pre_tokenizer_name({**told, **change}, tokenizer_path)
+
+
+BEGIN = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [],
+    "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"normalizer": {"type": "NFC"}}, "its normalizer 'NFC' changes texts"),
+        ({"post_processor": BEGIN}, "its post-processor 'TemplateProcessing' adds <s> to every text, and this GGUF file says"),
+        ({"post_processor": {"type": "Sequence", "processors": [BYTE_LEVEL, BEGIN]}}, "'TemplateProcessing' adds <s> to every"),
+        ({"post_processor": {"type": "Other"}}, "its post-processor 'Other' may add tokens to every text"),
+        ({"model": {"byte_fallback": True}}, "its model has byte_fallback True"),
+        ({"model": {"ignore_merges": True}}, "its model has ignore_merges True"),
+        ({"model": {"dropout": 0.1}}, "its model has dropout 0.1"),
+        ({"model": {"end_of_word_suffix": "</w>"}}, "its model has end_of_word_suffix '</w>'"),
+        ({"model": {"continuing_subword_prefix": "##"}}, "its model has continuing_subword_prefix '##'"),
+    ],
+)
+def test_a_refused_tokenizer_is_refused_for_the_rule_that_a_file_cannot_hold(change, reason, tokenizer_path):
+    from tokencodes.export.gguf_file import pre_tokenizer_name
+
+    told = json.loads(tokenizer_path.read_text())
+    with pytest.raises(InputError) as refused:
+        pre_tokenizer_name({**told, **change, "model": {**told["model"], **change.get("model", {})}}, tokenizer_path)
+    assert reason in str(refused.value) and "pre-tokenizer" not in str(refused.value)
+    for harmless in (None, BYTE_LEVEL, {"type": "Sequence", "processors": [BYTE_LEVEL]}):
+        assert pre_tokenizer_name({**told, "post_processor": harmless}, tokenizer_path) == "smollm"
+
+
+def _stop_at(folder, ends):
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 0, "eos_token_id": ends}))
+
+
+@pytest.mark.parametrize(
+    ("ends", "written"),
+    [
+        (None, {"eos": 0}),  # the configuration's
+        (7, {"eos": 7}),
+        ([7], {"eos": 7}),
+        ([7, 0], {"eos": 7, "eot": 0}),
+        ([7, 0, 7, 9], {"eos": 7, "eot": 0, "eom": 9}),
+    ],
+)
+def test_every_end_token_leaves_and_comes_back(ends, written, make, tmp_path):
+    folder = make("learned")
+    _stop_at(folder, ends)
+    export(folder, "gguf", tmp_path / "out")
+    told, _ = fields(file_in(tmp_path / "out"))
+    found = {end: told.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")}
+    assert {end: id for end, id in found.items() if id is not None} == written
+    bring(tmp_path / "out", tmp_path / "back", None, None, None, False)
+    export(folder, "llama", tmp_path / "plain")
+    bring(tmp_path / "plain", tmp_path / "from-plain", None, None, None, False)
+    export(folder, "onnx", tmp_path / "onnx")
+    bring(tmp_path / "onnx", tmp_path / "from-onnx", None, None, None, False)
+    wanted = list(written.values()) if len(written) > 1 else written["eos"]
+    for place in ("back", "plain", "from-plain", "onnx", "from-onnx"):
+        for file in ("config.json", "generation_config.json"):
+            assert json.loads((tmp_path / place / file).read_text())["eos_token_id"] == wanted, (place, file)
+    for place in ("plain", "onnx"):
+        assert json.loads((tmp_path / place / "generation_config.json").read_text())["pad_token_id"] == written["eos"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ([1, 2, 3, 4], r"generation stops at 4 tokens \(1, 2, 3, 4\), and a GGUF file holds three"),
+        ([0, 320], r"eos_token_id 320 is outside 0 \.\.\. 319"),
+        (-1, r"eos_token_id -1 is outside 0 \.\.\. 319"),
+    ],
+)
+def test_end_tokens_that_a_file_cannot_hold_are_refused(ends, said, make, tmp_path):
+    folder = make("binary")
+    _stop_at(folder, ends)
+    with pytest.raises(InputError, match=said):
+        export(folder, "gguf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_text_becomes_the_same_tokens_in_llama_cpp(make, tmp_path):

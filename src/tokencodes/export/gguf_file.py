@@ -41,6 +41,8 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+PRE_TOKENIZERS = {"smollm": [{"type": "Digits", "individual_digits": True}, BYTES], "gpt-2": [BYTES]}
 BLOCK = 32  # values that share a scale in Q8_0
 
 
@@ -134,7 +136,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, source: Source) -> None:
         raise InputError(
             f"{source.tokenizer}: a model of type {told['model']['type']}, and only byte-level BPE is written; use --to llama"
         )
-    size, config = source.model.config.vocab_size, source.model.config
+    size = source.model.config.vocab_size
     tokens, types = [f"[PAD{id}]" for id in range(size)], [TokenType.UNUSED] * size  # ids that no token has are padding
     for token, id in told["model"]["vocab"].items():
         tokens[id], types[id] = token, TokenType.NORMAL
@@ -146,40 +148,67 @@ def _add_vocabulary(writer: gguf.GGUFWriter, source: Source) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in told["model"]["merges"]])
-    if config.bos_token_id is not None:  # id 0 is an id
-        writer.add_bos_token_id(config.bos_token_id)
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    for end in [end for end in ends if end is not None][:1]:
-        writer.add_eos_token_id(end)
+    _add_ends(writer, source)
     writer.add_add_bos_token(False)  # training put the end of text behind documents, never before
     writer.add_add_space_prefix(False)
 
 
+def _add_ends(writer: gguf.GGUFWriter, source: Source) -> None:
+    """The token at which a text begins, and those at which generation stops. llama.cpp knows three of those, and stops at each:
+    end of text, of a turn, of a message. InputError: there are more, or one is no token."""
+    config, ends = source.model.config, source.ends
+    begins = [] if config.bos_token_id is None else [config.bos_token_id]  # id 0 is an id
+    for name, ids in (("bos_token_id", begins), ("eos_token_id", ends)):
+        outside = [id for id in ids if not 0 <= id < config.vocab_size]
+        if outside:
+            raise InputError(f"{source.place}: {name} {outside[0]} is outside 0 ... {config.vocab_size - 1}; name a token")
+    adds = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    if len(ends) > len(adds):
+        raise InputError(
+            f"{source.place}: generation stops at {len(ends)} tokens ({', '.join(map(str, ends))}), and a GGUF file holds "
+            "three; use --to llama or --to onnx, or leave some out of eos_token_id in generation_config.json"
+        )
+    for id in begins:
+        writer.add_bos_token_id(id)
+    for add, id in zip(adds, ends, strict=False):
+        add(id)
+
+
 def pre_tokenizer_name(told: dict[str, Any], file: Path) -> str:
-    """llama.cpp's name for what a tokenizer does before it merges. InputError where it has none that we know to be the same."""
-    parts = told.get("pre_tokenizer") or {}
-    parts = parts["pretokenizers"] if parts.get("type") == "Sequence" else [parts]
-    plain = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    cut = [
+    """llama.cpp's name for what a tokenizer does before it merges. InputError names a rule of the tokenizer that a GGUF file does
+    not hold."""
+    reason = next(_not_known(told), None)
+    if reason is not None:
+        raise InputError(f"{file}: {reason}; use --to llama or --to onnx, which carry the tokenizer itself")
+    return next(name for name, rule in PRE_TOKENIZERS.items() if rule == _pre_tokenizer(told))
+
+
+def _not_known(told: dict[str, Any]) -> Iterator[str]:
+    """Each thing that a tokenizer does and a GGUF file does not say."""
+    model, after = told["model"], told.get("post_processor") or {}
+    if told.get("normalizer"):
+        yield f"its normalizer {told['normalizer'].get('type')!r} changes texts, and a GGUF file has no such rule"
+    for key in ("byte_fallback", "ignore_merges", "dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            yield f"its model has {key} {model[key]!r}, and llama.cpp's byte-level BPE has not"
+    parts = after.get("processors", ()) if after.get("type") == "Sequence" else [after] if after else []
+    for part in parts:
+        if part.get("type") != "ByteLevel":  # that one changes offsets alone
+            tokens = sorted(part.get("special_tokens") or {})
+            adds = f" adds {', '.join(tokens)} to every text" if tokens else " may add tokens to every text"
+            yield f"its post-processor {part.get('type')!r}{adds}, and this GGUF file says that no token is added"
+    if _pre_tokenizer(told) not in PRE_TOKENIZERS.values():
+        kinds = [part.get("type") for part in _pre_tokenizer(told)]
+        yield f"llama.cpp has no rule that is known to cut text as this tokenizer does (pre-tokenizer {kinds})"
+
+
+def _pre_tokenizer(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a pre-tokenizer, with what decides where text is cut."""
+    whole = told.get("pre_tokenizer") or {}
+    parts = whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]
+    return [
         {key: value for key, value in {"use_regex": True, **part}.items() if key != "trim_offsets"}
         if part.get("type") == "ByteLevel"
         else part
         for part in parts
     ]
-    names = {"smollm": [{"type": "Digits", "individual_digits": True}, plain], "gpt-2": [plain]}
-    model = told["model"]
-    odd = told.get("normalizer") or model.get("byte_fallback") or model.get("ignore_merges") or model.get("dropout")
-    found = next((name for name, rule in names.items() if rule == cut), None)
-    if found is None or odd or told.get("post_processor") not in (None, *_harmless(told)):
-        raise InputError(
-            f"{file}: llama.cpp has no rule that is known to cut text as this tokenizer does (pre-tokenizer "
-            f"{[part.get('type') for part in parts]}); use --to llama or --to onnx, which carry the tokenizer itself"
-        )
-    return found
-
-
-def _harmless(told: dict[str, Any]) -> Iterator[Any]:
-    """Post-processors that add no token."""
-    found = told.get("post_processor")
-    if found and found.get("type") == "ByteLevel":
-        yield found

@@ -45,9 +45,9 @@ def require_finite(name: str, tensor: torch.Tensor, weights: str) -> None:
 
 def generation(source: Source) -> dict[str, Any]:
     """generation_config.json: where a text begins and ends; decoding itself is left to whoever runs it."""
-    config = source.model.config
-    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
-    return {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id, "pad_token_id": end, "use_cache": True}
+    end = next(iter(source.ends), None)
+    begin = source.model.config.bos_token_id
+    return {"bos_token_id": begin, "eos_token_id": source.ends_as_told, "pad_token_id": end, "use_cache": True}
 
 
 def copy_tokenizer(source: Source, folder: Path) -> None:

@@ -68,6 +68,18 @@ class Source:
         spec = self.model.input_interface.spec
         return bool(spec.learned or spec.lift != "orthogonal")
 
+    @property
+    def ends(self) -> list[int]:
+        """The tokens at which generation stops: those of generation_config.json, else of config.json, each once."""
+        found = self.model.generation_config.eos_token_id
+        found = self.model.config.eos_token_id if found is None else found
+        return list(dict.fromkeys(found if isinstance(found, list) else [] if found is None else [found]))
+
+    @property
+    def ends_as_told(self) -> int | list[int] | None:
+        """The same as transformers writes it: none, one, or a list."""
+        return self.ends if len(self.ends) > 1 else next(iter(self.ends), None)
+
     def facts(self) -> dict[str, Any]:
         """What tells this input interface from any other, as it travels with every format."""
         config = self.model.config
@@ -86,6 +98,7 @@ class Source:
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "tie_word_embeddings": False,
+            "eos_token_id": self.ends_as_told,
             "rope_theta": config.rope_parameters["rope_theta"],
             "rope_scaling": None,
             "frozen_input": self.frozen,

@@ -89,11 +89,18 @@ def read_gguf(file: Path) -> Plain:
     config = runtime.model.config
     config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # the file has it in float32
     told = {key: value for key, value in config.to_dict().items() if key not in OF_THE_READER}
-    told |= {f"{end}_token_id": fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}  # not the reader's own
+    told |= {"bos_token_id": fields.get("tokenizer.ggml.bos_token_id"), "eos_token_id": _ends(fields)}  # not the reader's own
     runtime.exact = False  # that epsilon
     answers, weights = answers_of(runtime, told), dict(runtime.model.state_dict())
     claim, sha256 = fields.get("tokencodes.interface"), fields.get("tokencodes.tokenizer_sha256")
     return Plain(file, told, weights, claim, sha256, answers)
+
+
+def _ends(fields: dict[str, Any]) -> int | list[int] | None:
+    """The tokens at which llama.cpp stops, by a file's metadata: end of text, of a turn, of a message; each once."""
+    ids = [fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+    ends = list(dict.fromkeys(id for id in ids if id is not None))
+    return ends if len(ends) > 1 else next(iter(ends), None)
 
 
 def read_onnx(file: Path) -> Plain:
