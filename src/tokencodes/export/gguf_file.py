@@ -175,7 +175,7 @@ def _add_ends(writer: gguf.GGUFWriter, source: Source) -> None:
 
 
 def pre_tokenizer_name(told: dict[str, Any], file: Path) -> str:
-    """llama.cpp's name for what a tokenizer does before it merges. InputError names a rule of the tokenizer that a GGUF file does
+    """llama.cpp's name for what a tokenizer does before it merges. InputError names a rule that a GGUF file does
     not hold."""
     reason = next(_not_known(told), None)
     if reason is not None:
