@@ -70,7 +70,7 @@ def certify(path: Path) -> Certificate:
 
 def run_checks(subject: Subject) -> list[Check]:
     """Every check of every level, in order, then what is not shown."""
-    groups = {"L0": identity.CHECKS, "L1": structure.CHECKS, "L2": (*forward.CHECKS, forward.modules), "L3": runtime.CHECKS}
+    groups = {"L0": identity.CHECKS, "L1": structure.CHECKS, "L2": (*forward.CHECKS, forward.modules), **runtime.CHECKS}
     made: list[Check] = []
     for level, checks in groups.items():
         for run in checks:
