@@ -143,7 +143,7 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
         asking = Asking(chosen, Path(asked.data) if asked.data else None, limit, subject.texts.prefix, asked.documents)
         place = out / name / "evaluation"
         kept = kept_evaluation(place)
-        if kept is not None and not same(kept["identity"], identity(subject, asking)):
+        if kept is not None and not same(kept.identity, identity(subject, asking)):
             places = (place.with_name(f"evaluation-{number}") for number in count(1))
             aside = next(one for one in places if not one.exists())
             observer.say(f"{place}: another evaluation, now {aside.name}")

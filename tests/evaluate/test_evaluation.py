@@ -12,8 +12,8 @@ from tests.evaluate.conftest import SUITE, tiny
 from tokencodes.checkpoint import weights_sha256
 from tokencodes.cli import run as command
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.evaluate.audit import read_records
 from tokencodes.evaluate.evaluation import Asking, evaluate
+from tokencodes.evaluate.folder import read_documents, read_evaluation, read_requests
 from tokencodes.evaluate.second import check, sample
 from tokencodes.evaluate.subject import open_evaluated
 from tokencodes.evaluate.suites import benchmarks
@@ -23,10 +23,10 @@ from tokencodes.report.evaluations import write_evaluation
 def test_every_request_is_on_record(evaluated):
     folder = evaluated / "learned" / "seed-1"
     told = json.loads((folder / "evaluation.json").read_text())
-    records = list(read_records(folder / "requests.jsonl.gz"))
+    records = list(read_requests(folder))
     assert sum(one["requests"] for one in told["audit"]) == len(records)
     assert {one["documents"] for one in told["audit"]} == {4} == {one["documents"] for one in told["results"].values()}
-    assert all(len(one["log_probs"]) == len(one["scored"]) and max(one["log_probs"]) < 0 for one in records)
+    assert all(len(one.log_probs) == len(one.scored) and max(one.log_probs) < 0 for one in records)
     truncated = {one["name"]: one["truncated"] for one in told["audit"]}
     assert truncated["mmlu_5"] == 16 and truncated["winogrande"] == 0
     assert told["sensitivity"]["truncation"]["mmlu_5"]["whole_only"] is None
@@ -59,13 +59,11 @@ def test_the_same_command_keeps_a_finished_evaluation_and_refuses_another(evalua
 
 
 def test_what_lm_eval_calls_the_accuracy_is_what_the_documents_say(evaluated):
-    told = json.loads((evaluated / "binary" / "seed-2" / "evaluation.json").read_text())
-    documents = [
-        one for one in read_records(evaluated / "binary" / "seed-2" / "documents.jsonl.gz") if one["task"] == "arc_easy"
-    ]
-    right = [one["taken"]["none"] == one["gold"] for one in documents]
-    assert told["results"]["arc_easy"]["acc"] == sum(right) / 4
-    assert told["sensitivity"]["norms"]["arc_easy"]["none"] == sum(right) / 4
+    folder = evaluated / "binary" / "seed-2"
+    record = read_evaluation(folder)
+    right = [one.taken["none"] == one.gold for one in read_documents(folder, record) if one.task == "arc_easy"]
+    assert record.results["arc_easy"].acc == sum(right) / 4
+    assert record.sensitivity.norms["arc_easy"].none == sum(right) / 4
 
 
 def test_the_second_scorer_finds_a_wrong_score(runs, evaluated):

@@ -18,9 +18,9 @@ from tokencodes.train.stop import Stop
 
 
 @pytest.fixture(scope="module")
-def folder(study, tmp_path_factory):
-    out = tmp_path_factory.mktemp("study")
-    assert compare(study, out, Silent())
+def folder(trained, tmp_path_factory):
+    out = tmp_path_factory.mktemp("study") / "study"
+    shutil.copytree(trained, out)
     write_report(out)
     return out
 

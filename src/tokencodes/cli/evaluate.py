@@ -2,7 +2,6 @@
 
 import math
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,11 +56,12 @@ def audit(
     found, sha256 = evaluation.audit(asking, texts)
     together = multiple_choice(found)
     rows = [*found, together] if together else found
-    table = Table("benchmark", *(key for key in asdict(found[0]) if key != "name"), title=f"{suite}, {asking.limit:,} tokens")
+    columns = [key for key in found[0].model_dump() if key != "name"]
+    table = Table("benchmark", *columns, title=f"{suite}, {asking.limit:,} tokens")
     for one in rows:
-        values = [value for key, value in asdict(one).items() if key != "name"]
+        values = [value for key, value in one.model_dump().items() if key != "name"]
         table.add_row(title_of(one.name), *("not known" if value is None else f"{value:,}" for value in values))
-    emit(as_json, {"requests_sha256": sha256, "context": asking.limit, "audit": [asdict(one) for one in rows]}, table)
+    emit(as_json, {"requests_sha256": sha256, "context": asking.limit, "audit": [one.model_dump() for one in rows]}, table)
 
 
 @app.command()
@@ -133,7 +133,6 @@ def contrast(
     as_json: Json = False,
 ) -> None:
     """Paired statistics of two evaluations, other - base, with what they allow to be said."""
-    from tokencodes.evaluate.tasks import statistics_here
 
     if not 0 < margin < 0.5:
         raise InputError(f"--margin {margin}: between 0 and 0.5; 0.01 is one point")
@@ -144,9 +143,9 @@ def contrast(
     for folder in (base, other):
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder; name an evaluation, or a folder of evaluations")
-    statistics_here()
-    from tokencodes.evaluate.contrast import compared, sides
-    from tokencodes.report.contrasts import table_of, write_contrast
+    from tokencodes.evaluate.contrast import compared
+    from tokencodes.evaluate.pairs import sides
+    from tokencodes.report.contrasts import pairing_note, table_of, write_contrast
 
     found = compared(sides(base, other), margin, margin_bits)
     if out is not None:
@@ -154,6 +153,8 @@ def contrast(
     columns, rows = table_of(found)
     if found["not_told"]:
         note(f"left out, because one cluster gives no error: {'; '.join(found['not_told'])}")
+    if found["pairs"] > 1:
+        note(pairing_note(found))
     table = Table(*columns[:-1], title=found["title"])
     for row in rows:
         table.add_row(*row[:-1])

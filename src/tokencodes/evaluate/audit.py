@@ -1,27 +1,28 @@
 """What was asked, request by request: one record each, counts of them, and whether two evaluations asked the same."""
 
-import gzip
 import hashlib
-import io
 import json
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from operator import attrgetter
+from typing import Annotated, Any
 
-from tokencodes.errors import InputError
+from pydantic import Field
+
+from tokencodes.evaluate.origin import Sha256
 from tokencodes.evaluate.requests import Request
 from tokencodes.evaluate.scorer import Score
 from tokencodes.evaluate.suites import BENCHMARKS, MULTIPLE_CHOICE
-from tokencodes.files import write_bytes
+from tokencodes.records import Record
 
 SAME = ("task", "document", "part", "context_sha256", "continuation_sha256", "read_sha256")  # what makes two requests one
 
 
-@dataclass(frozen=True)
-class Count:
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+class Count(Record):
     """Of one benchmark: requests; those whose context lost tokens, and how many; tokens in all, and those scored; bytes of text
     that no token stands for (None: cannot be told); requests whose empty context a prefix token stands for; documents."""
 
@@ -36,9 +37,38 @@ class Count:
     prefixed: int
 
 
-def record_of(request: Request, score: Score | None = None, dtype: str | None = None) -> dict[str, Any]:
-    """One line of requests.jsonl: hashes of the texts and of the token ids, the scored ids themselves, and the answer in
-    nats."""
+class RequestRecord(Record):
+    """One line of requests.jsonl.gz: hashes of the texts and of the token ids, the scored ids themselves, and the answer in
+    nats.
+
+    tokens: how many ids the request has. dropped: ids that the context limit cut from the left. prefix: the id that stands for
+    an empty context. An audit has no answers.
+    """
+
+    task: str
+    document: NotNegative
+    part: NotNegative
+    kind: str
+    context_sha256: Sha256
+    continuation_sha256: Sha256
+    read_sha256: Sha256
+    tokens: NotNegative
+    scored: tuple[NotNegative, ...]
+    dropped: NotNegative
+    lost_bytes: NotNegative | None
+    prefix: NotNegative | None
+    log_probs: tuple[float, ...] | None = None
+    greedy: bool | None = None
+    dtype: str | None = None
+
+    @property
+    def benchmark(self) -> str:
+        """The benchmark that its task belongs to."""
+        return self.task.partition("/")[0]
+
+
+def record_of(request: Request, score: Score | None = None, dtype: str | None = None) -> RequestRecord:
+    """The record of a request, and of its answer if it has one."""
     told: dict[str, Any] = {
         **asdict(request.asked),
         "context_sha256": request.context_sha256,
@@ -54,30 +84,29 @@ def record_of(request: Request, score: Score | None = None, dtype: str | None = 
     if score is not None:
         # The shortest decimals that give the same float32 again.
         told |= {"log_probs": [float(str(value)) for value in score.log_probs], "greedy": score.greedy, "dtype": dtype}
-    return told
+    return RequestRecord(**told)
 
 
-def counts(records: Iterable[dict[str, Any]]) -> list[Count]:
+def counts(records: Iterable[RequestRecord]) -> list[Count]:
     """By benchmark, in the order of their first records."""
     found: dict[str, Counter[str]] = {}
     documents: dict[str, set[tuple[str, int]]] = {}
     for record in records:
-        name = record["task"].partition("/")[0]
-        of = found.setdefault(name, Counter())
-        documents.setdefault(name, set()).add((record["task"], record["document"]))
+        of = found.setdefault(record.benchmark, Counter())
+        documents.setdefault(record.benchmark, set()).add((record.task, record.document))
         of["requests"] += 1
-        of["truncated"] += record["dropped"] > 0
-        of["dropped"] += record["dropped"]
-        of["tokens"] += record["tokens"]
-        of["scored"] += len(record["scored"])
-        of["unknown"] += record["lost_bytes"] is None
-        of["lost"] += record["lost_bytes"] or 0
-        of["prefixed"] += record["prefix"] is not None
+        of["truncated"] += record.dropped > 0
+        of["dropped"] += record.dropped
+        of["tokens"] += record.tokens
+        of["scored"] += len(record.scored)
+        of["unknown"] += record.lost_bytes is None
+        of["lost"] += record.lost_bytes or 0
+        of["prefixed"] += record.prefix is not None
     keys = ("requests", "truncated", "dropped", "tokens", "scored")
     return [
         Count(
-            name,
-            len(documents[name]),
+            name=name,
+            documents=len(documents[name]),
             **{key: of[key] for key in keys},
             lost=None if of["unknown"] else of["lost"],
             prefixed=of["prefixed"],
@@ -92,9 +121,9 @@ def multiple_choice(found: Sequence[Count]) -> Count | None:
     some = [one for one in found if one.name in names]
     if {one.name for one in some} != names:
         return None
-    totals = {key: sum(getattr(one, key) for one in some) for key in asdict(some[0]) if key not in ("name", "lost")}
+    totals = {key: sum(getattr(one, key) for one in some) for key in Count.model_fields if key not in ("name", "lost")}
     lost = None if any(one.lost is None for one in some) else sum(one.lost or 0 for one in some)
-    return Count("multiple choice without MMLU", **totals, lost=lost)
+    return Count(name="multiple choice without MMLU", **totals, lost=lost)
 
 
 def title_of(name: str) -> str:
@@ -102,30 +131,9 @@ def title_of(name: str) -> str:
     return BENCHMARKS[name].title if name in BENCHMARKS else name
 
 
-def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    """JSON lines, compressed; the same records give the same bytes."""
-    memory = io.BytesIO()
-    with gzip.GzipFile(fileobj=memory, mode="wb", mtime=0, compresslevel=6) as file:
-        for record in records:
-            file.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-    write_bytes(path, memory.getvalue())
-
-
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file that must be there. InputError if it is not, or is damaged."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; an evaluation's folder has it once it is done")
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                yield json.loads(line)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InputError(f"{path}: damaged ({error}); take a copy, or evaluate anew") from None
-
-
-def multiset(records: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+def multiset(records: Iterable[RequestRecord]) -> Counter[tuple[Any, ...]]:
     """What was asked, however often."""
-    return Counter(tuple(record[key] for key in SAME) for record in records)
+    return Counter(map(attrgetter(*SAME), records))
 
 
 def multiset_sha256(asked: Counter[tuple[Any, ...]]) -> str:

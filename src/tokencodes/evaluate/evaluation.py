@@ -22,8 +22,20 @@ import torch
 import tokencodes
 from tokencodes.errors import InputError
 from tokencodes.evaluate import sensitivity
-from tokencodes.evaluate.audit import Count, counts, multiset, multiset_sha256, record_of, write_records
+from tokencodes.evaluate.audit import Count, counts, multiset, multiset_sha256, record_of
 from tokencodes.evaluate.documents import document_records, ties_of
+from tokencodes.evaluate.folder import (
+    DOCUMENTS,
+    EVALUATION,
+    REQUESTS,
+    DocumentRecord,
+    EvaluationRecord,
+    Identity,
+    read_evaluation,
+    write_evaluation_record,
+    write_records,
+)
+from tokencodes.evaluate.origin import origin_of
 from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request, pair_requests, rolling_requests
 from tokencodes.evaluate.scorer import Progress, Score, Scorer, no_progress
 from tokencodes.evaluate.second import Claim, check, sample
@@ -31,7 +43,7 @@ from tokencodes.evaluate.subject import Evaluated
 from tokencodes.evaluate.suites import EMBEDDED, Benchmark
 from tokencodes.evaluate.tasks import TaskOf, make_tasks
 from tokencodes.evaluate.texts import Texts
-from tokencodes.files import only_one, read_json, write_json
+from tokencodes.files import only_one
 
 CHECKED = 64  # requests that go through the second scorer, shared among benchmarks
 
@@ -112,9 +124,9 @@ def evaluate(
         told = identity(evaluated, asking)
         kept = kept_evaluation(out)
         if kept is not None:
-            if not same(kept["identity"], told):
-                raise InputError(f"{out}: holds another evaluation ({_apart(kept['identity'], told)}); choose another --out")
-            return kept
+            if not same(kept.identity, told):
+                raise InputError(f"{out}: holds another evaluation ({_apart(kept.identity, told)}); choose another --out")
+            return kept.as_json()
         tasks, chosen = _tasks(asking)
         scorer = Scorer(evaluated.model, batch, out / "journal", evaluated.weights_sha256, progress)
         say(f"{evaluated.name}: {scorer.how}; {scorer.batch:,} tokens a pass, or one request that is longer")
@@ -123,62 +135,60 @@ def evaluate(
         opinion = _second_opinion(evaluated, asking, answered)
         say(f"a second scorer agrees on {opinion['checked']} requests: {opinion['largest']:.1e} nats a token at most")
         records = [record_of(one, score, str(evaluated.model.dtype)) for one, score in answered]
-        documents = _documents(tasks, samples, records)
+        documents = _documents(tasks, samples, [record.model_dump() for record in records])
         result = {
-            "identity": told,
+            "identity": told.model_dump(mode="json"),
             "scorer": {"batch": scorer.batch, "how": scorer.how, "computed_tokens": scorer.computed},
             "environment": _environment(evaluated),
             "tokenizer_begin": evaluated.texts.begin.tolist(),  # ids that the tokenizer puts before each text
             "requests_sha256": multiset_sha256(multiset(records)),
-            "audit": [asdict(one) for one in counts(records)],
+            "audit": [count.model_dump() for count in counts(records)],
             "second_opinion": opinion,
             "results": results(asking.benchmarks, documents),
             "sensitivity": _sensitivity(evaluated, asking, documents, answered, scorer),
         }
-        write_records(out / "requests.jsonl.gz", records)
-        write_records(out / "documents.jsonl.gz", documents)
-        write_json(out / "evaluation.json", result)
+        write_records(out / REQUESTS, records)
+        write_records(out / DOCUMENTS, [DocumentRecord(**document) for document in documents])
+        write_evaluation_record(out, result)
         shutil.rmtree(out / "journal", ignore_errors=True)
     return result
 
 
-def kept_evaluation(out: Path) -> dict[str, Any] | None:
-    """What a finished evaluation's folder says; None where there is none."""
-    place = out / "evaluation.json"
-    kept: dict[str, Any] | None = read_json(place) if place.is_file() else None
-    return kept
+def kept_evaluation(out: Path) -> EvaluationRecord | None:
+    """The finished evaluation in a folder; None where there is none."""
+    return read_evaluation(out) if (out / EVALUATION).is_file() else None
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def same(one: Identity, other: Identity) -> bool:
     """Whether two identities are of one evaluation, by whatever path its model was named."""
-    return {**one, "model": None} == {**other, "model": None}
+    return one.model_copy(update={"model": other.model}) == other
 
 
-def _apart(one: dict[str, Any], other: dict[str, Any]) -> str:
+def _apart(one: Identity, other: Identity) -> str:
     """In which values two identities differ."""
-    keys = [key for key in other if key != "model" and one.get(key) != other[key]]
-    return "; ".join(f"{key} {one.get(key)!r} there, {other[key]!r} asked for" for key in keys)
+    pairs = [(name, getattr(one, name), getattr(other, name)) for name in Identity.model_fields if name != "model"]
+    return "; ".join(f"{name} {kept!r} there, {asked!r} asked for" for name, kept, asked in pairs if kept != asked)
 
 
-def identity(evaluated: Evaluated, asking: Asking) -> dict[str, Any]:
+def identity(evaluated: Evaluated, asking: Asking) -> Identity:
     """What makes two evaluations the same one."""
-    config = evaluated.model.config
-    return {
-        "model": evaluated.name,
-        "weights_sha256": evaluated.weights_sha256,
-        "update": evaluated.update,
-        "interface": getattr(config, "interface", None),
-        "dtype": str(evaluated.model.dtype).removeprefix("torch."),
-        "tokenizer_fingerprint": evaluated.texts.sha256,
-        "benchmarks": [one.name for one in asking.benchmarks],
-        "rows": _rows(asking),
-        "embedded_held_out": evaluated.held_out if EMBEDDED in asking.benchmarks else None,
-        "context": asking.limit,
-        "prefix": asking.prefix,
-        "documents": asking.documents,
-        "seed": asking.seed if asking.documents else None,
-        "harness": version("lm-eval"),
-    }
+    return Identity(
+        model=evaluated.name,
+        weights_sha256=evaluated.weights_sha256,
+        update=evaluated.update,
+        run=origin_of(Path(evaluated.name)),
+        interface=getattr(evaluated.model.config, "interface", None),
+        dtype=str(evaluated.model.dtype).removeprefix("torch."),
+        tokenizer_fingerprint=evaluated.texts.sha256,
+        benchmarks=tuple(one.name for one in asking.benchmarks),
+        rows=_rows(asking),
+        embedded_held_out=evaluated.held_out if EMBEDDED in asking.benchmarks else None,
+        context=asking.limit,
+        prefix=asking.prefix,
+        documents=asking.documents,
+        seed=asking.seed if asking.documents else None,
+        harness=version("lm-eval"),
+    )
 
 
 def _rows(asking: Asking) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 CONFIDENCE, POWER = 0.95, 0.8
 RESAMPLES = 9999
@@ -122,9 +121,14 @@ def mcnemar(base_N: NDArray[np.bool_], other_N: NDArray[np.bool_]) -> McNemar:
 
 def holm(p: Sequence[float]) -> list[float]:
     """Adjusted p values of pre-declared endpoints: each below α is shown at the family-wise level α (Holm, 1979)."""
-    return [float(one) for one in multipletests(list(p), method="holm")[1]] if p else []
+    values = np.array(p, dtype=np.float64)
+    order = np.argsort(values)
+    stepped = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1))
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.minimum(stepped, 1.0)
+    return [float(value) for value in adjusted]
 
 
 def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     """Adjusted p values of everything else: of those below α a share of at most α is expected to be false (1995)."""
-    return [float(one) for one in multipletests(list(p), method="fdr_bh")[1]] if p else []
+    return [float(value) for value in stats.false_discovery_control(p, method="bh")] if p else []

@@ -58,12 +58,6 @@ def harness() -> Path:
     return Path(spec.origin).parent / "tasks"
 
 
-def statistics_here() -> None:
-    """InputError where what contrasts need is not installed."""
-    if find_spec("statsmodels") is None:
-        raise InputError("contrasts need statsmodels: pip install 'tokencodes[eval]'")
-
-
 def _quick_and_quiet() -> None:
     """lm-eval compiles a prompt's template anew for each document, which takes most of the time that prompts take; and it shows
     a bar for each of 57 subjects."""

@@ -22,16 +22,17 @@ def verdict(one: "Contrast", base: str, other: str, what: str) -> str:
     disagree."""
     d, told = one.difference, shown(one.metric, one.difference.estimate, sign=True)
     before = "" if one.endpoint else "not declared before: "
+    these = f"these {what}," if "," in what else f"these {what}"
     if d.identical:
         return f"{before}{'a difference of 0 in every seed' if one.differences else 'the same value on every document'}"
     if d.error == 0:
         return f"{before}all differences are equal ({told}), so no error can be told, and nothing is claimed"
     if one.adjusted < ALPHA and (d.low > 0 or d.high < 0):
         better = (d.estimate > 0) == HIGHER_IS_BETTER[one.metric]
-        return f"{before}these {what} differ: {other if better else base} is better ({told})"
+        return f"{before}{these} differ: {other if better else base} is better ({told})"
     if one.equivalence < ALPHA:
         margin = shown(one.metric, one.margin)
-        return f"{before}these {what} differ by less than the margin of {margin} ({told})"
+        return f"{before}{these} differ by less than the margin of {margin} ({told})"
     many = f"{len(one.differences)} run seeds" if one.differences else "these documents"
     found = f"a difference of {shown(one.metric, one.detectable)} would be detected with a power of 80 %"
     if one.metric in ACCURACIES and not one.detectable < 1:

@@ -1,60 +1,93 @@
 """The benchmarks of a study: every arm's results, and each arm against the baseline, as far as runs were evaluated."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from tokencodes.errors import InputError
 from tokencodes.evaluate.audit import title_of
-from tokencodes.evaluate.contrast import compared, sides
+from tokencodes.evaluate.contrast import compared
+from tokencodes.evaluate.folder import EVALUATION, EvaluationRecord, read_evaluation
+from tokencodes.evaluate.pairs import Evaluation, open_evaluation, paired
 from tokencodes.evaluate.suites import NOT_METRICS
-from tokencodes.files import read_json
-from tokencodes.report.contrasts import forest, grid_of, scaled, sentences
+from tokencodes.report.contrasts import forest, grid_of, pairing_note, scaled, sentences
 from tokencodes.report.evaluations import audit_grid
-from tokencodes.report.results import StudyResult
+from tokencodes.report.results import RunResult, StudyResult
 from tokencodes.report.tables import Grid
 
 LEFT_OUT = (*NOT_METRICS, "byte_perplexity")
+Evaluations = dict[str, dict[int, EvaluationRecord]]  # by arm and run seed
+
+
+@dataclass(frozen=True)
+class ArmContrast:
+    """An arm against the baseline: table, picture, sentences, and by what the runs were paired where there are several."""
+
+    grid: Grid
+    picture: str
+    sentences: list[str]
+    note: str
 
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """What a study's page shows of them. missing: arms of which not every finished run was evaluated."""
+    """What a study's page shows of them. missing: arms of which not every finished run was evaluated. refused: arms that could
+    not be contrasted with the baseline, and the reason of each."""
 
     results: Grid
     audit: Grid
-    contrasts: list[tuple[Grid, str, list[str]]]  # table, picture, sentences
+    contrasts: list[ArmContrast]
     missing: list[str]
+    refused: dict[str, str]
 
 
 def benchmarks_of(study: StudyResult) -> Benchmarks | None:
-    """None where no run was evaluated."""
-    told: dict[str, dict[int, dict[str, Any]]] = {}
+    """None where no run was evaluated. InputError: an evaluation is damaged, or is not of the run in whose folder it lies."""
+    evaluations: Evaluations = {}
     for arm in study.arms:
-        places = {seed: study.folder / arm / f"seed-{seed}" / "evaluation" / "evaluation.json" for seed in study.runs[arm]}
-        found = {seed: read_json(place) for seed, place in places.items() if place.is_file()}
-        if found:
-            told[arm] = found
-    if not told:
+        for seed, run in study.runs[arm].items():
+            if (study.evaluation_folder(arm, seed) / EVALUATION).is_file():
+                evaluations.setdefault(arm, {})[seed] = _evaluation(study, arm, seed, run)
+    if not evaluations:
         return None
-    missing = [arm for arm in study.arms if len(told.get(arm, {})) < len(study.runs[arm])]
-    first = next(iter(next(iter(told.values())).values()))
-    contrasts = []
-    for arm in told:
-        if arm != study.baseline and study.baseline in told:
-            pair = _contrast(study, study.baseline, arm)
-            if pair is not None:
-                contrasts.append((grid_of(pair), forest(pair), sentences(pair)))
-    return Benchmarks(_results(told), audit_grid(first), contrasts, missing)
+    missing = [arm for arm in study.arms if len(evaluations.get(arm, {})) < len(study.runs[arm])]
+    contrasts, refused = [], dict[str, str]()
+    for arm in evaluations:
+        if arm != study.baseline and study.baseline in evaluations:
+            try:
+                contrasts.append(_contrast(study, evaluations, arm))
+            except InputError as error:
+                refused[arm] = str(error)
+    first = next(iter(next(iter(evaluations.values())).values()))
+    return Benchmarks(_results(evaluations), audit_grid(first.as_json()), contrasts, missing, refused)
 
 
-def _contrast(study: StudyResult, base: str, other: str) -> dict[str, Any] | None:
-    """None where the two sides were not evaluated alike; `tokencodes contrast` says in which way."""
-    seeds = {f"seed-{seed}" for seed in study.runs[base].keys() & study.runs[other].keys()}
-    try:
-        pairs = sides(study.folder / base, study.folder / other, seeds)
-        return compared(pairs, same_recipe=study.same_recipe(base, other))
-    except InputError:
-        return None
+def _evaluation(study: StudyResult, arm: str, seed: int, run: RunResult) -> EvaluationRecord:
+    """The evaluation of a run. InputError: the run that it names is another."""
+    folder = study.evaluation_folder(arm, seed)
+    record = read_evaluation(folder)
+    named = record.identity.run
+    if named is not None:
+        here = (arm, seed, run.result["start_sha256"], run.result["windows_sha256"])
+        if (named.arm, named.seed, named.start_sha256, named.windows_sha256) != here:
+            raise InputError(
+                f"{folder}: an evaluation of arm {named.arm}, seed {named.seed}, and not of the run in {folder.parent}; "
+                "take it away, and repeat `tokencodes compare`"
+            )
+    return record
+
+
+def _contrast(study: StudyResult, evaluations: Evaluations, arm: str) -> ArmContrast:
+    """An arm against the baseline, over the seeds of which both runs are finished. InputError: they cannot be contrasted."""
+    seeds = study.runs[study.baseline].keys() & study.runs[arm].keys()
+
+    def opened(side: str) -> list[Evaluation]:
+        return [open_evaluation(study.evaluation_folder(side, seed)) for seed in evaluations[side] if seed in seeds]
+
+    pairs = paired(opened(study.baseline), opened(arm))
+    if not pairs:
+        raise InputError(f"no seed of {arm} and of {study.baseline} is both finished and evaluated")
+    found = compared(pairs, same_recipe=study.same_recipe(study.baseline, arm))
+    note = pairing_note(found) if len(pairs) > 1 else ""
+    return ArmContrast(grid_of(found), forest(found), sentences(found), note)
 
 
 def _cell(metric: str, value: float) -> str:
@@ -62,22 +95,24 @@ def _cell(metric: str, value: float) -> str:
     return f"{value:,.0f}" if metric.endswith("perplexity") and value >= 1000 else scaled(metric, value)
 
 
-def _results(told: dict[str, dict[int, dict[str, Any]]]) -> Grid:
+def _results(evaluations: Evaluations) -> Grid:
     """A column an arm: the mean over its seeds, and the single values where there are several."""
-    first = next(iter(next(iter(told.values())).values()))["results"]
+    every = [record.results for records in evaluations.values() for record in records.values()]
+    asked = dict.fromkeys((name, metric) for results in every for name, result in results.items() for metric in result.given)
     rows = []
-    for name, metrics in first.items():
-        for metric in metrics:
-            if metric in LEFT_OUT:
-                continue
-            cells = []
-            for seeds in told.values():
-                values = [one["results"][name][metric] for one in seeds.values() if name in one["results"]]
-                mean = _cell(metric, sum(values) / len(values)) if values else "-"
-                each = f" ({', '.join(_cell(metric, value) for value in values)})" if len(values) > 1 else ""
-                cells.append(mean + each)
-            rows.append([title_of(name), metric, f"{metrics['documents']:,}", *cells])
+    for name, metric in asked:
+        if metric in LEFT_OUT:
+            continue
+        cells = []
+        for records in evaluations.values():
+            results = [record.results[name] for record in records.values() if name in record.results]
+            values = [result.given[metric] for result in results if metric in result.given]
+            mean = _cell(metric, sum(values) / len(values)) if values else "-"
+            each = f" ({', '.join(_cell(metric, value) for value in values)})" if len(values) > 1 else ""
+            cells.append(mean + each)
+        sizes = sorted({results[name].documents for results in every if name in results})
+        rows.append([title_of(name), metric, " or ".join(f"{size:,}" for size in sizes), *cells])
     note = (
         "Means over seeds, each seed in brackets; accuracies in percent. Chance is 1 in the number of choices: 25 % with four."
     )
-    return Grid("Benchmarks", ["benchmark", "metric", "documents", *told], rows, 2, note)
+    return Grid("Benchmarks", ["benchmark", "metric", "documents", *evaluations], rows, 2, note)

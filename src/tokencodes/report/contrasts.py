@@ -130,6 +130,20 @@ def grid_of(told: dict[str, Any]) -> Grid:
     return Grid(told["title"], columns, rows, 2, note, words=True)
 
 
+def pairing_note(told: dict[str, Any]) -> str:
+    """By what the evaluations of several seeds were paired."""
+    if told["paired_by"] == "run seeds":
+        return (
+            "Pairs: by the run seed that each evaluation has on record. In each pair both models began from the same body and "
+            "head and saw the same windows, by hash."
+        )
+    names = ", ".join(f"{Path(base).name} with {Path(other).name}" for base, other in told["paired"])
+    return (
+        f"PAIRS BY FOLDER NAME ALONE ({names}): these evaluations name no run. Nothing shows that the two models of a pair "
+        "began alike or saw the same data, nor that the models of a side differ in their seed alone."
+    )
+
+
 def sentences(told: dict[str, Any]) -> list[str]:
     """What each row says; endpoints come first."""
     return [f"{title_of(one['benchmark'])}, {NAMES[one['metric']]}: {one['says']}" for one in told["contrasts"]]
@@ -147,6 +161,8 @@ def write_contrast(told: dict[str, Any], folder: Path) -> Path:
         f"{models}, {told['dtype']}. What is claimed here is about {told['level']}, on one set of requests "
         f"({told['requests_sha256'][:12]}, {told['context']:,} tokens read at once)."
     ]
+    if told["pairs"] > 1:
+        lead.append(pairing_note(told))
     caption = "Paired differences with 95 % intervals; pre-declared endpoints in blue; hollow where no error can be told."
     figures = [{"svg": picture, "caption": caption}] if picture else []
     grids, findings = [replace(grid, title="Every metric").without_words()], sentences(told)

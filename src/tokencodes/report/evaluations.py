@@ -8,10 +8,10 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from tokencodes.errors import InputError
 from tokencodes.evaluate.audit import title_of
+from tokencodes.evaluate.folder import read_evaluation
 from tokencodes.evaluate.suites import BENCHMARKS, NOT_METRICS
-from tokencodes.files import read_json, write_text
+from tokencodes.files import write_text
 from tokencodes.report.figures import COLOURS, MARKERS, STYLE, WIDTH_INCHES, svg
 from tokencodes.report.pages import rendered
 from tokencodes.report.paper import MODELS, TABLE_3
@@ -231,11 +231,7 @@ def curves(evaluations: Sequence[Told]) -> str:
 def write_evaluation(folders: Sequence[Path], out: Path) -> Path:
     """results, audit (.md, .csv, .tex) and report.html in `out`, of one evaluation or of several of the same requests; returns
     the page. InputError if one is not done."""
-    found = []
-    for folder in folders:
-        if not (folder / "evaluation.json").is_file():
-            raise InputError(f"{folder}: no finished evaluation in it; `tokencodes evaluate` writes one")
-        found.append(read_json(folder / "evaluation.json"))
+    found = [read_evaluation(folder).as_json() for folder in folders]
     grids = [results_grid(found), audit_grid(found[0]), *(sensitivity_grids(found[0]) if len(found) == 1 else [])]
     grids[0].write(out, "results")
     grids[1].write(out, "audit")

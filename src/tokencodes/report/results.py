@@ -68,6 +68,10 @@ class StudyResult:
         """The arm that the others are compared with."""
         return self.config.study.baseline
 
+    def evaluation_folder(self, arm: str, seed: int) -> Path:
+        """Where the evaluation of a run lies."""
+        return self.folder / arm / f"seed-{seed}" / "evaluation"
+
     def values(self, arm: str, key: str) -> np.ndarray:
         """One number of each finished run of an arm, in seed order."""
         return np.array([run.result[key] for run in self.runs[arm].values()], dtype=np.float64)
@@ -111,6 +115,12 @@ def read_study_folder(folder: Path) -> StudyResult:
             run = folder / arm / f"seed-{seed}"
             if (run / "result.json").is_file():
                 seeds[seed] = _read_run(run)
+                named = seeds[seed].result["arm"], seeds[seed].result["seed"]
+                if named != (arm, seed):
+                    raise InputError(
+                        f"{run}/result.json: of arm {named[0]}, seed {named[1]}, and not of the run that this folder is named "
+                        "after; give each run its own folder back"
+                    )
     if not any(runs.values()):
         raise InputError(f"{folder}: no run is finished; repeat the `tokencodes compare` command that made it")
     facts = read_facts(folder / FACTS, (arm for arm, seeds in runs.items() if seeds))
