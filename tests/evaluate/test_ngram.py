@@ -43,3 +43,52 @@ def test_both_models_are_those_of_the_written_formulas(dataset):
 def test_a_token_that_nothing_followed_falls_back_to_the_unigram(dataset):
     losses = fit_and_score(dataset, np.array([[0, 40]]))  # nothing follows the end of a document
     assert losses.bigram == losses.unigram
+
+
+class Shard:
+    def __init__(self, *documents):
+        self._documents = documents
+
+    def ids(self):
+        return (np.array(document, dtype=np.uint16) for document in self._documents)
+
+
+class Corpus:
+    """Two shards of three documents over six tokens; 4 and 5 never occur."""
+
+    vocab_size = 6
+
+    def shards(self, split):
+        assert split == "train"
+        return [Shard([1, 2, 1, 2, 3], [2, 2, 0]), Shard([3, 1, 2, 0])]
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    monkeypatch.setattr("tokencodes.evaluate.ngram.token_counts", lambda corpus: np.array([2, 3, 5, 2, 0, 0]))
+    return Corpus()
+
+
+@pytest.mark.parametrize(
+    ("before", "target", "unigram", "bigram"),
+    [
+        (1, 2, 6 / 18, (3 + 1 * 6 / 18) / (3 + 1)),  # 1 is followed by 2 three times, and by nothing else
+        (2, 0, 3 / 18, (2 + 4 * 3 / 18) / (5 + 4)),  # 2 is followed by 1, 3, 2 once, by 0 twice: 5 pairs of 4 kinds
+        (2, 5, 1 / 18, (0 + 4 * 1 / 18) / (5 + 4)),  # a pair above all that were seen of 2
+        (3, 1, 4 / 18, (1 + 1 * 4 / 18) / (1 + 1)),
+        (3, 5, 1 / 18, (0 + 1 * 1 / 18) / (1 + 1)),  # a pair above every pair that was seen
+        (0, 0, 3 / 18, 3 / 18),  # nothing follows 0; a pair below every pair that was seen
+        (5, 5, 1 / 18, 1 / 18),
+    ],
+)
+def test_each_probability_by_hand(counted, before, target, unigram, bigram):
+    found = fit_and_score(counted, np.array([[before, target]]))
+    assert found.unigram == pytest.approx(-math.log(unigram), rel=1e-12)
+    assert found.bigram == pytest.approx(-math.log(bigram), rel=1e-12)
+
+
+def test_losses_are_means_over_all_targets_of_all_windows(counted):
+    single = [fit_and_score(counted, np.array([pair])) for pair in ([1, 2], [2, 0], [3, 1], [1, 5])]
+    found = fit_and_score(counted, np.array([[1, 2, 0], [3, 1, 5]]))
+    assert found.unigram == pytest.approx(sum(one.unigram for one in single) / 4, rel=1e-12)
+    assert found.bigram == pytest.approx(sum(one.bigram for one in single) / 4, rel=1e-12)

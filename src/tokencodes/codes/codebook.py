@@ -132,7 +132,12 @@ def array_sha256(array: NDArray[Any]) -> str:
 
 
 def collisions(words_VK: NDArray[Any]) -> list[tuple[int, int]]:
-    """Pairs (first token with this word, another with the same), by value: -0.0 is 0.0."""
+    """Pairs (first token with this word, another with the same), by value: -0.0 is 0.0.
+
+    Words of no coordinate are all equal.
+    """
+    if not words_VK.shape[1]:
+        return [(0, token) for token in range(1, len(words_VK))]
     rows: NDArray[Any] = np.packbits(words_VK, axis=1) if words_VK.dtype == np.uint8 else words_VK
     wide = rows.dtype.kind == "f" or rows.shape[1] > DIGEST_ABOVE
     return equal_rows(row_digests(rows) if wide else rows)
