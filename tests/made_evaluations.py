@@ -44,6 +44,7 @@ def choices(task: str, document: int, right: bool, cluster: str | None = None, *
         gold=0,
         log_probs=(-1.0, -2.0) if right else (-2.0, -1.0),
         taken=taken,
+        equal_best=dict.fromkeys(taken, 1),
         choices=2,
     )
 
@@ -94,6 +95,7 @@ def request(document: DocumentRecord, part: int = 0, text: str = "") -> RequestR
         dropped=0,
         lost_bytes=0,
         prefix=None,
+        begin=0,
         log_probs=(-1.0, -0.5),
         greedy=False,
         dtype="torch.float32",
@@ -134,6 +136,7 @@ def evaluation_json(
         "identity": {**told, **identity},
         "scorer": {"batch": 1024, "how": "packed", "computed_tokens": 99},
         "environment": dict.fromkeys(("tokencodes", "device", "torch", "transformers", "tokenizers"), "1") | {"threads": 1},
+        "tokenizer_begin": [],
         "requests_sha256": multiset_sha256(multiset(requests)),
         "audit": [count.model_dump() for count in counts(requests)],
         "second_opinion": {"checked": 6, "tokens": 12, "largest": 1e-6, "mean": 1e-7, "flags": 0, "allowed": 1e-4},

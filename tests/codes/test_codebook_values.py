@@ -137,8 +137,8 @@ def test_a_matrix_is_read_from_numpys_files_and_from_text(tmp_path):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (np.ones((2, 2, 2)), "rows of 0 and 1 only"),
-        (np.array([[0, 2], [1, 0]]), "rows of 0 and 1 only"),
+        (np.ones((2, 2, 2)), "3 dimensions of type float64"),
+        (np.array([[0, 2], [1, 0]]), "2 in row 1, column 2"),
         (np.ones((4, 2)), "4 rows of 2"),
         (np.ones((1, 2)), "1 rows of 2"),
         (np.array([[1, 0, 1], [0, 1, 0], [1, 1, 1]]), "its rank over GF(2) is 2"),

@@ -23,16 +23,19 @@ from tokencodes.evaluate.scorer import Score
 from tokencodes.evaluate.suites import MULTIPLE_CHOICE
 
 
-def asked(dropped=0, lost=0, prefix=None):
+def asked(dropped=0, lost=0, prefix=None, begin=0):
     ids = np.array([5, 6, 7, 8], dtype=np.uint32)
-    return Request(Asked("mmlu_0/law", 3, 1), ids[:1], ids[1:], dropped, lost, prefix, "a" * 64, "b" * 64, ("one", "two"))
+    return Request(
+        Asked("mmlu_0/law", 3, 1), ids[:1], ids[1:], dropped, lost, prefix, "a" * 64, "b" * 64, ("one", "two"), begin
+    )
 
 
 def test_a_record_has_what_was_read_and_what_was_answered():
     score = Score(np.array([-0.1, -2.5, -1e-9], dtype=np.float32), True)
-    found = record_of(asked(dropped=2, lost=1, prefix=0), score, "torch.float32")
+    found = record_of(asked(dropped=2, lost=1, prefix=0, begin=1), score, "torch.float32")
     assert (found.task, found.document, found.part, found.kind) == ("mmlu_0/law", 3, 1, "loglikelihood")
     assert (found.tokens, found.scored, found.dropped, found.lost_bytes, found.prefix) == (4, (6, 7, 8), 2, 1, 0)
+    assert found.begin == 1
     assert (found.context_sha256, found.continuation_sha256) == ("a" * 64, "b" * 64)
     assert found.read_sha256 == asked().read_sha256 and found.benchmark == "mmlu_0"
     assert (found.log_probs, found.greedy, found.dtype) == ((-0.1, -2.5, -1e-9), True, "torch.float32")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.evaluate.conftest import tiny
 from tokencodes.cli import run as command
-from tokencodes.evaluate import subject, tasks
+from tokencodes.evaluate import pairs, subject, tasks
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_an_audit_checks_the_suite_before_the_tokenizer(monkeypatch, capsys):
     assert "--data nowhere" in said(["audit", "--suite", "piqa", "--data", "nowhere", "--tokenizer", "owner/name"], capsys)
 
 
-def test_a_contrast_checks_margins_and_folders_before_statistics_are_loaded(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tasks, "statistics_here", refuse("statistics"))
+def test_a_contrast_checks_margins_and_folders_before_evaluations_are_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pairs, "sides", refuse("evaluations"))
     (tmp_path / "a").mkdir()
     assert "--margin 0.5: between" in said(["contrast", tmp_path, tmp_path, "--margin", "0.5"], capsys)
     assert "--margin-bits 0.0: a number above 0" in said(["contrast", tmp_path, tmp_path, "--margin-bits", "0"], capsys)

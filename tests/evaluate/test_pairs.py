@@ -7,10 +7,11 @@ import pytest
 
 from tests.conftest import tiny_study
 from tests.made_evaluations import choices, run_origin, sha256, write_made, write_run
+from tokencodes.checkpoint import origin_of
 from tokencodes.cli import run as command
 from tokencodes.errors import InputError
 from tokencodes.evaluate.contrast import compared
-from tokencodes.evaluate.origin import origin_of
+from tokencodes.evaluate.origin import run_of
 from tokencodes.evaluate.pairs import open_evaluation, pairing, sides
 from tokencodes.files import read_json, write_json
 from tokencodes.train.metrics import Silent
@@ -214,21 +215,37 @@ def trained(dataset, tmp_path_factory):
     return folder
 
 
+def identified(place):
+    return run_of(origin_of(place))
+
+
+LAST, HALF = "checkpoints/update-00000008", "checkpoints/update-00000004"
+
+
 def test_a_model_names_the_run_that_it_comes_from(trained):
     run = trained / "learned" / "seed-1"
-    origin = origin_of(run)
+    found = identified(run / "model")
     result = read_json(run / "result.json")
-    assert (origin.arm, origin.seed) == ("learned", 1)
-    assert (origin.start_sha256, origin.windows_sha256) == (result["start_sha256"], result["windows_sha256"])
-    assert origin == origin_of(run / "model") == origin_of(run / "checkpoints" / "update-00000008")
-    half = origin_of(run / "checkpoints" / "update-00000004")
-    assert half.start_sha256 == origin.start_sha256 and half.windows_sha256 != origin.windows_sha256
-    assert origin_of(run / "models" / "update-00000004") == half
+    assert (found.arm, found.seed) == ("learned", 1)
+    assert (found.start_sha256, found.windows_sha256) == (result["start_sha256"], result["windows_sha256"])
+    assert found == identified(run / LAST)
+    half = identified(run / HALF)
+    assert half.start_sha256 == found.start_sha256 and half.windows_sha256 != found.windows_sha256
+    assert identified(run / "models" / "update-00000004") == half and half.recipe == found.recipe
+
+
+def test_a_run_that_is_not_finished_is_known_by_its_checkpoints(trained, tmp_path):
+    shutil.copytree(trained / "learned" / "seed-1", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    assert identified(tmp_path / "run" / LAST) == identified(trained / "learned" / "seed-1" / LAST)
+    shutil.rmtree(tmp_path / "run" / HALF)
+    assert identified(tmp_path / "run" / "models" / "update-00000004") is None
 
 
 def test_arms_of_a_seed_have_their_start_and_windows_and_study_in_common(trained):
     learned, second, binary, slow = (
-        origin_of(trained / arm / f"seed-{seed}") for arm, seed in (("learned", 1), ("learned", 2), ("binary", 1), ("slow", 1))
+        identified(trained / arm / f"seed-{seed}" / "model")
+        for arm, seed in (("learned", 1), ("learned", 2), ("binary", 1), ("slow", 1))
     )
     assert (learned.start_sha256, learned.windows_sha256) == (binary.start_sha256, binary.windows_sha256)
     assert learned.start_sha256 != second.start_sha256 and learned.windows_sha256 != second.windows_sha256
@@ -239,7 +256,7 @@ def test_arms_of_a_seed_have_their_start_and_windows_and_study_in_common(trained
 @pytest.mark.parametrize(
     "change",
     [
-        ("hidden_size = 36", "hidden_size = 32"),
+        ("rope_theta = 10000.0", "rope_theta = 500.0"),
         ("streams = 2", "streams = 1"),
         ("targets = 512", "targets = 513"),
         ('precision = "float32"', 'precision = "bf16-autocast"'),
@@ -250,48 +267,40 @@ def test_another_recipe_is_another_study(trained, tmp_path, change):
     file = tmp_path / "run" / "config.toml"
     assert change[0] in file.read_text()
     file.write_text(file.read_text().replace(*change))
-    assert origin_of(tmp_path / "run").study_sha256 != origin_of(trained / "learned" / "seed-1").study_sha256
-    write_json(tmp_path / "run" / "result.json", read_json(tmp_path / "run" / "result.json") | {"dataset_fingerprint": "other"})
-    assert origin_of(tmp_path / "run" / "model").study_sha256 != origin_of(tmp_path / "run").study_sha256
+    assert (
+        identified(tmp_path / "run" / "model").study_sha256 != identified(trained / "learned" / "seed-1" / "model").study_sha256
+    )
 
 
-def test_models_that_lie_in_no_run_have_no_origin(trained, tmp_path):
-    run = trained / "learned" / "seed-1"
-    shutil.copytree(run / "model", tmp_path / "model")
-    shutil.copytree(run / "checkpoints" / "update-00000008", tmp_path / "update-00000008")
-    for place in (
-        tmp_path / "model",
-        tmp_path / "update-00000008",
-        tmp_path,
-        tmp_path / "nothing",
-        trained,
-        run / "checkpoints",
-    ):
-        assert origin_of(place) is None
-    shutil.copytree(run, tmp_path / "run")
-    (tmp_path / "run" / "config.toml").unlink()
-    assert origin_of(tmp_path / "run") is None is origin_of(tmp_path / "run" / "model")
-
-
-def test_records_of_two_runs_in_one_folder_are_refused(trained, tmp_path):
+def test_another_dataset_is_another_study(trained, tmp_path):
     shutil.copytree(trained / "learned" / "seed-1", tmp_path / "run")
-    for other in (("learned", 2), ("binary", 1)):
-        shutil.copyfile(trained / other[0] / f"seed-{other[1]}" / "result.json", tmp_path / "run" / "result.json")
-        with pytest.raises(
-            InputError, match=rf"result.json is of arm {other[0]}, seed {other[1]}; config.toml is of arm learned"
-        ):
-            origin_of(tmp_path / "run" / "model")
-    for text, said in (("{}", r"result.json: arm: is missing"), ("[]", r"result.json: .*must be a table of keys")):
-        (tmp_path / "run" / "result.json").write_text(text)
-        with pytest.raises(InputError, match=said):
-            origin_of(tmp_path / "run" / "model")
-    (tmp_path / "run" / "config.toml").write_text("seed = 1")
-    with pytest.raises(InputError, match=r"config.toml: arm: is missing"):
-        origin_of(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    file = tmp_path / "run" / "result.json"
+    write_json(file, read_json(file) | {"dataset_fingerprint": "other"})
+    first, other = identified(trained / "learned" / "seed-1" / "model"), identified(tmp_path / "run" / "model")
+    assert other.study_sha256 != first.study_sha256 and other.start_sha256 == first.start_sha256
+
+
+def test_a_model_apart_from_its_run_names_no_run(trained, tmp_path):
+    shutil.copytree(trained / "learned" / "seed-1" / "model", tmp_path / "model")
+    assert identified(tmp_path / "model") is None
+
+
+def test_damaged_records_of_a_run_are_one_line(trained, tmp_path):
+    shutil.copytree(trained / "learned" / "seed-1", tmp_path / "run")
+    result = read_json(tmp_path / "run" / "result.json")
+    write_json(tmp_path / "run" / "result.json", {**result, "windows_sha256": "short"})
+    with pytest.raises(InputError, match=r"result.json: windows_sha256 = 'short': "):
+        identified(tmp_path / "run" / "model")
+    write_json(tmp_path / "run" / "result.json", result)
+    config = (tmp_path / "run" / "config.toml").read_text()
+    (tmp_path / "run" / "config.toml").write_text(config.replace("[budget]", "[other]"))
+    with pytest.raises(InputError, match=r"config.toml: budget: is missing"):
+        identified(tmp_path / "run" / "model")
 
 
 def test_an_evaluation_has_its_run_on_record(evaluated, runs):
     record = open_evaluation(evaluated / "binary" / "seed-2").record
-    assert record.identity.run == origin_of(runs / "binary" / "seed-2")
+    assert record.identity.run == identified(runs / "binary" / "seed-2" / "model")
     assert (record.identity.run.arm, record.identity.run.seed) == ("binary", 2)
     assert run_origin("binary", 2).keys() == record.identity.run.model_dump().keys()

@@ -6,9 +6,10 @@ import shutil
 import pytest
 
 from tests.made_evaluations import choices, completion, request, write_made
+from tokencodes.checkpoint import origin_of
 from tokencodes.cli import run as command
 from tokencodes.errors import InputError
-from tokencodes.evaluate.origin import origin_of
+from tokencodes.evaluate.origin import run_of
 from tokencodes.files import read_json, write_json
 from tokencodes.report.page import write_report
 
@@ -22,7 +23,7 @@ def documents(right):
 def evaluate(study, arm, seed, given=None, requests=None, **identity):
     """Leaves an evaluation beside a run, as `compare` does."""
     run = study / arm / f"seed-{seed}"
-    told = {"run": origin_of(run / "model").model_dump(), "interface": arm, **identity}
+    told = {"run": run_of(origin_of(run / "model")).model_dump(), "interface": arm, **identity}
     given = documents(range(seed + ARMS.index(arm))) if given is None else given
     return write_made(run / "evaluation", given, requests, **told)
 

@@ -133,7 +133,6 @@ def contrast(
     as_json: Json = False,
 ) -> None:
     """Paired statistics of two evaluations, other - base, with what they allow to be said."""
-
     if not 0 < margin < 0.5:
         raise InputError(f"--margin {margin}: between 0 and 0.5; 0.01 is one point")
     if not 0 < margin_bits < math.inf:

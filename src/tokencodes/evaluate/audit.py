@@ -42,7 +42,7 @@ class RequestRecord(Record):
     nats.
 
     tokens: how many ids the request has. dropped: ids that the context limit cut from the left. prefix: the id that stands for
-    an empty context. An audit has no answers.
+    an empty context. begin: ids that the tokenizer put before the text. An audit has no answers.
     """
 
     task: str
@@ -57,6 +57,7 @@ class RequestRecord(Record):
     dropped: NotNegative
     lost_bytes: NotNegative | None
     prefix: NotNegative | None
+    begin: NotNegative
     log_probs: tuple[float, ...] | None = None
     greedy: bool | None = None
     dtype: str | None = None

@@ -35,7 +35,6 @@ from tokencodes.evaluate.folder import (
     write_evaluation_record,
     write_records,
 )
-from tokencodes.evaluate.origin import origin_of
 from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request, pair_requests, rolling_requests
 from tokencodes.evaluate.scorer import Progress, Score, Scorer, no_progress
 from tokencodes.evaluate.second import Claim, check, sample
@@ -176,7 +175,7 @@ def identity(evaluated: Evaluated, asking: Asking) -> Identity:
         model=evaluated.name,
         weights_sha256=evaluated.weights_sha256,
         update=evaluated.update,
-        run=origin_of(Path(evaluated.name)),
+        run=evaluated.run,
         interface=getattr(evaluated.model.config, "interface", None),
         dtype=str(evaluated.model.dtype).removeprefix("torch."),
         tokenizer_fingerprint=evaluated.texts.sha256,

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 from tokencodes.errors import InputError
 from tokencodes.evaluate.audit import Count, RequestRecord
 from tokencodes.evaluate.origin import RunOrigin, Sha256
+from tokencodes.evaluate.suites import NOT_METRICS
 from tokencodes.files import write_bytes, write_json
 from tokencodes.records import Record, first_complaint, read_record
 
@@ -80,8 +81,15 @@ class SecondOpinion(Record):
     allowed: float
 
 
+class Ties(Record):
+    """Documents in which several choices share the best number, and in which all do."""
+
+    best: NotNegative
+    all: NotNegative
+
+
 class BenchmarkResult(Record):
-    """The metrics of a benchmark over its documents; those that it has not are absent."""
+    """The metrics of a benchmark over its documents; those that it has not are absent. ties: by accuracy."""
 
     documents: Positive
     acc: float | None = None
@@ -91,11 +99,13 @@ class BenchmarkResult(Record):
     byte_perplexity: float | None = None
     bits_per_byte: float | None = None
     lost_bytes: int | None = None
+    ties: dict[str, Ties] | None = None
 
     @property
     def given(self) -> dict[str, float]:
         """The metrics that it has, by name."""
-        return {name: value for name, value in self.model_dump().items() if value is not None}
+        values = ((name, getattr(self, name)) for name in type(self).model_fields if name not in NOT_METRICS)
+        return {name: value for name, value in values if value is not None}
 
 
 class Truncation(Record):
@@ -158,11 +168,13 @@ class Sensitivity(Record):
 
 
 class EvaluationRecord(Record):
-    """evaluation.json: what was evaluated, on what, how, and the results."""
+    """evaluation.json: what was evaluated, on what, how, and the results. tokenizer_begin: ids that the tokenizer puts before
+    each text."""
 
     identity: Identity
     scorer: ScorerRecord
     environment: Environment
+    tokenizer_begin: tuple[NotNegative, ...]
     requests_sha256: Sha256
     audit: tuple[Count, ...]
     second_opinion: SecondOpinion
@@ -184,9 +196,9 @@ class EvaluationRecord(Record):
 class DocumentRecord(Record):
     """What became of one document.
 
-    A document with choices has `choices`, `gold`, `log_probs` (nats, one a choice) and `taken` (the choice by each norm).
-    Every other has `nats` and `tokens`. A rolling one has `words` and `bytes` too. metrics: None where only the sums over all
-    documents give the metric.
+    A document with choices has `choices`, `gold`, `log_probs` (nats, one a choice), `taken` (the choice by each norm) and
+    `equal_best` (how many choices share the best number, by norm). Every other has `nats` and `tokens`. A rolling one has
+    `words` and `bytes` too. metrics: None where only the sums over all documents give the metric.
     """
 
     task: str
@@ -198,6 +210,7 @@ class DocumentRecord(Record):
     gold: NotNegative | None = None
     log_probs: tuple[float, ...] | None = None
     taken: dict[str, NotNegative] | None = None
+    equal_best: dict[str, Positive] | None = None
     choices: Positive | None = None
     nats: float | None = None
     words: NotNegative | None = None
@@ -207,7 +220,11 @@ class DocumentRecord(Record):
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
         kind = self.kind
-        needed = {"choices": ("gold", "log_probs", "taken"), "rolling": ("nats", "words", "tokens"), "text": ("nats", "tokens")}
+        needed = {
+            "choices": ("gold", "log_probs", "taken", "equal_best"),
+            "rolling": ("nats", "words", "tokens"),
+            "text": ("nats", "tokens"),
+        }
         for name in needed[kind]:
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is missing")

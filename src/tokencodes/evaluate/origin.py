@@ -6,13 +6,12 @@ nothing of that. So a contrast pairs evaluations by what the runs themselves hav
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, StringConstraints
+from pydantic import StringConstraints
 
-from tokencodes import checkpoint
-from tokencodes.errors import InputError
+from tokencodes.checkpoint import Origin
+from tokencodes.checkpoint.origin import Known
 from tokencodes.files import read_toml
 from tokencodes.records import Record, checked, read_record
 
@@ -41,19 +40,13 @@ class RunOrigin(Record):
         return self.study_sha256, self.optimizer_sha256
 
 
-class _Engine(Record):
-    model_config = ConfigDict(extra="ignore")
-
+class _Engine(Known):
     precision: str
 
 
-class _Config(Record):
-    """The part of a run's config.toml that identifies it."""
+class _Recipe(Known):
+    """The recipe in a run's config.toml."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    arm: str
-    seed: int
     model: dict[str, Any]
     optimizer: dict[str, Any]
     batch: dict[str, Any]
@@ -61,66 +54,36 @@ class _Config(Record):
     engine: _Engine
 
 
-class _Result(Record):
-    """The part of a run's result.json that identifies it."""
+class _Hashes(Known):
+    """What the state.json of a checkpoint and a run's result.json have in common."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    arm: str
-    seed: int
     dataset_fingerprint: str
     start_sha256: Sha256
     windows_sha256: Sha256
 
 
-def origin_of(place: Path) -> RunOrigin | None:
-    """The run of a model: `place` is the run's folder, one of its checkpoints, or one of the models that it has left. None for
-    every other model.
-
-    InputError: the run's records are damaged, or are of two runs.
-    """
-    place = place.resolve()
-    run = _run_folder(place)
-    if run is None:
+def run_of(origin: Origin | None) -> RunOrigin | None:
+    """What identifies the run of a checkpoint or a model; None where no run is known, or where it no longer has the checkpoint
+    of that update. InputError: its records are damaged."""
+    if origin is None:
         return None
-    config = checked(read_toml(run / "config.toml"), _Config, f"{run}/config.toml", WAY_OUT)
-    if place.name == "model":
-        result = read_record(run / "result.json", _Result, WAY_OUT)
-        if (result.arm, result.seed) != (config.arm, config.seed):
-            raise InputError(
-                f"{run}: result.json is of arm {result.arm}, seed {result.seed}; config.toml is of arm {config.arm}, "
-                f"seed {config.seed}; {WAY_OUT}"
-            )
-        return _origin(run, config, result.dataset_fingerprint, result.start_sha256, result.windows_sha256)
-    kept = run / "checkpoints" / place.name if place != run else checkpoint.checkpoints(run / "checkpoints")[0]
-    state = checkpoint.read_state(kept)
-    return _origin(run, config, state.dataset_fingerprint, state.start_sha256, state.windows_sha256)
-
-
-def _run_folder(place: Path) -> Path | None:
-    """The folder of a model's run; None where the model lies in no run."""
-    if checkpoint.checkpoints(place / "checkpoints"):
-        run = place
-    elif place.name == "model" and (place.parent / "result.json").is_file():
-        run = place.parent
-    elif place.parent.name in ("checkpoints", "models") and (place.parents[1] / "checkpoints" / place.name).is_dir():
-        run = place.parents[1]
+    config = checked(read_toml(origin.folder / "config.toml"), _Recipe, f"{origin.folder}/config.toml", WAY_OUT)
+    kept = origin.folder / "checkpoints" / f"update-{origin.update:08d}" / "state.json"
+    if origin.result is not None and origin.update == origin.result.updates:
+        hashes = read_record(origin.folder / "result.json", _Hashes, WAY_OUT)
+    elif kept.is_file():
+        hashes = read_record(kept, _Hashes, WAY_OUT)
     else:
         return None
-    return run if (run / "config.toml").is_file() else None
-
-
-def _origin(run: Path, config: _Config, dataset_fingerprint: str, start_sha256: str, windows_sha256: str) -> RunOrigin:
-    study = [config.model, config.batch, config.budget, config.engine.precision, dataset_fingerprint]
-    origin = {
-        "arm": config.arm,
-        "seed": config.seed,
-        "study_sha256": _sha256(study),
-        "optimizer_sha256": _sha256(config.optimizer),
-        "start_sha256": start_sha256,
-        "windows_sha256": windows_sha256,
-    }
-    return checked(origin, RunOrigin, str(run), WAY_OUT)
+    shared = [config.model, config.batch, config.budget, config.engine.precision, hashes.dataset_fingerprint]
+    return RunOrigin(
+        arm=origin.config.arm,
+        seed=origin.config.seed,
+        study_sha256=_sha256(shared),
+        optimizer_sha256=_sha256(config.optimizer),
+        start_sha256=hashes.start_sha256,
+        windows_sha256=hashes.windows_sha256,
+    )
 
 
 def _sha256(value: Any) -> str:

@@ -13,6 +13,7 @@ from tokencodes import checkpoint
 from tokencodes.checkpoint import Origin
 from tokencodes.errors import InputError, loading
 from tokencodes.evaluate.options import check_options
+from tokencodes.evaluate.origin import RunOrigin, run_of
 from tokencodes.evaluate.suites import EMBEDDED_SEED, EMBEDDED_SHARE, PAPER_CONTEXT
 from tokencodes.evaluate.texts import Texts, located, open_texts, refuse_missing
 from tokencodes.files import file_sha256, read_json
@@ -45,6 +46,7 @@ class Evaluated:
     weights_sha256: str
     update: int | None = None
     held_out: bool | None = None
+    run: RunOrigin | None = None  # None where no run is known
 
 
 def open_evaluated(place: str, tokenizer: str | None, device: str, dtype: str) -> Evaluated:
@@ -81,7 +83,7 @@ def load(subject: Subject, device: str, dtype: str) -> Evaluated:
     origin = checkpoint.origin_of(subject.folder) if ours and subject.folder else None
     update = origin.update if origin else _update(subject.folder)
     weights = checkpoint.weights_sha256(model)
-    return Evaluated(subject.place, model, subject.texts, weights, update, _held_out(origin))
+    return Evaluated(subject.place, model, subject.texts, weights, update, _held_out(origin), run_of(origin))
 
 
 def context_limit(config: PretrainedConfig, asked: int | None) -> int:

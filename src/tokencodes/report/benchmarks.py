@@ -7,13 +7,12 @@ from tokencodes.evaluate.audit import title_of
 from tokencodes.evaluate.contrast import compared
 from tokencodes.evaluate.folder import EVALUATION, EvaluationRecord, read_evaluation
 from tokencodes.evaluate.pairs import Evaluation, open_evaluation, paired
-from tokencodes.evaluate.suites import NOT_METRICS
 from tokencodes.report.contrasts import forest, grid_of, pairing_note, scaled, sentences
 from tokencodes.report.evaluations import audit_grid
 from tokencodes.report.results import RunResult, StudyResult
 from tokencodes.report.tables import Grid
 
-LEFT_OUT = (*NOT_METRICS, "byte_perplexity")
+LEFT_OUT = ("byte_perplexity",)
 Evaluations = dict[str, dict[int, EvaluationRecord]]  # by arm and run seed
 
 
