@@ -19,13 +19,15 @@ from transformers import AutoTokenizer
 
 from tokencodes.data.dataset import Corpus
 from tokencodes.data.mixture import Mixture
-from tokencodes.data.windows import HeldOut, held_out_windows
+from tokencodes.data.windows import HeldOut
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
 from tokencodes.files import only_one, read_json, read_toml, write_json, write_text
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World, join
+from tokencodes.result import ResultRecord, read_result
 from tokencodes.train.account import account
+from tokencodes.train.checks import check_memory, check_model, check_order, check_text
 from tokencodes.train.config import FREE, RunConfig, StudyConfig
 from tokencodes.train.corpus import foreign
 from tokencodes.train.metrics import Observer
@@ -64,27 +66,53 @@ def _hold(held: ExitStack, out: Path, told: dict[str, Any]) -> None:
 
 def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop, world: World) -> bool:
     world.on_first(lambda: _check_evaluation(study))  # before hours of training
+    waiting = world.on_first(lambda: [name for _, name in runs(study) if read_result(out / name) is None])
+    _check_models(study, waiting, world)
     dataset = open_together(study.data, out, observer.say, world)
-    if not world.on_first(lambda: all((out / name / "result.json").is_file() for _, name in runs(study))):
+    if waiting:
         world.on_first(lambda: _check_requests(study, dataset))  # as soon as there is a tokenizer, before training
-    held_out = held_out_windows(dataset, study.model.context, study.heldout.windows)
-    world.on_first(lambda: _describe(study, out, text, dataset, held_out))
     planned, spent = list(runs(study)), list[float]()
+    held_out = check_text(planned[0][0], dataset, world.ranks)
+    for arm in study.arms:
+        check_order(study.run(arm, study.study.seeds[0]), dataset)
+    world.on_first(lambda: _describe(study, out, text, dataset, held_out))
     for number, (run, name) in enumerate(planned, 1):
         place = out / name
-        fresh = not world.on_first((place / "result.json").is_file)
-        result = train(run, dataset, place, observer, stop, world)
+        result = train(run, dataset, place, observer, stop, world, keep_divergence=True)
         if result is None:
             return False
-        if result["held_out_sha256"] != held_out.sha256:
+        if result.held_out_sha256 != held_out.sha256:
             raise InputError(f"{place}: measured on other held-out windows; remove the folder and repeat the command")
-        world.on_first(partial(_sample, place, held_out, run.seed))
-        spent.append(result["seconds"])
-        if fresh and world.first:
-            left = sum(spent) / len(spent) * (len(planned) - number) / 60
-            told = f"{run.arm} seed {run.seed}: held-out loss {result['held_out_loss']:.3f}"
-            observer.say(f"run {number} of {len(planned)} done: {told}; about {left:.0f} min left")
+        if not result.diverged:
+            world.on_first(partial(_sample, place, held_out, run.seed))
+            spent.append(result.seconds)
+        if name in waiting:
+            waiting.remove(name)
+            if world.first:
+                observer.say(f"run {number} of {len(planned)} {_outcome(result)}{_time_left(spent, len(waiting))}")
     return not study.evaluation.suite or world.on_first(partial(_evaluate, study, out, observer, stop))
+
+
+def _outcome(result: ResultRecord) -> str:
+    who = f"{result.arm} seed {result.seed}"
+    if result.divergence is not None:
+        return f"diverged: {who}: {result.divergence.reason}; it has no score, and the study goes on"
+    return f"done: {who}: held-out loss {result.held_out_loss:.3f}"
+
+
+def _time_left(spent: list[float], waiting: int) -> str:
+    """How long the runs that are still to be trained take, by the mean of those that are done; nothing if there is none."""
+    if not waiting or not spent:
+        return ""
+    seconds = sum(spent) / len(spent) * waiting
+    return f"; about {seconds:.0f} s left" if seconds < 90 else f"; about {seconds / 60:,.0f} min left"
+
+
+def _check_models(study: StudyConfig, waiting: list[str], world: World) -> None:
+    """InputError, on every rank, where a run that is still to be trained has a code or a model that cannot be built here."""
+    for run in {run.arm: run for run, name in runs(study) if name in waiting}.values():
+        world.on_first(partial(check_model, run))
+        check_memory(run, world)
 
 
 class _Stopped(Exception):
@@ -123,7 +151,7 @@ def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
 
 
 def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> bool:
-    """Scores every run on the suite; False if a stop was asked for: what is scored by then is kept."""
+    """Scores every run on the suite but those that diverged; False if a stop was asked for: what is scored by then is kept."""
     from tokencodes.evaluate.evaluation import Asking, evaluate, identity, kept_evaluation, same
     from tokencodes.evaluate.language_model import context_limit
     from tokencodes.evaluate.subject import open_evaluated
@@ -136,6 +164,8 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
             raise _Stopped
 
     for _, name in runs(study):
+        if _diverged(out / name):
+            continue
         subject = open_evaluated(str(out / name / "model"), None, study.engine.device, "float32")
         limit = context_limit(subject.model.config, asked.context)
         asking = Asking(chosen, Path(asked.data) if asked.data else None, limit, subject.texts.prefix, asked.documents)
@@ -153,14 +183,22 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
     return True
 
 
+def _diverged(run_folder: Path) -> bool:
+    result = read_result(run_folder)
+    return result is not None and result.diverged
+
+
 def _describe(study: StudyConfig, out: Path, text: str, dataset: Corpus, held_out: HeldOut) -> None:
-    """Writes what the study is, and what its losses are compared with."""
-    write_text(out / "study.toml", text)  # only now, so that a configuration that cannot work does not claim the folder
+    """Writes what the study is, and what its losses are compared with. All of it is computed before anything is written, so
+    that a configuration that cannot work does not claim the folder."""
     key = {"held_out_sha256": held_out.sha256, "dataset_fingerprint": dataset.fingerprint}
-    yardsticks = out / "yardsticks.json"
-    if not yardsticks.is_file() or {name: read_json(yardsticks).get(name) for name in key} != key:
-        write_json(yardsticks, {**asdict(fit_and_score(dataset, held_out.ids_NT1)), **key})
-    write_json(out / "facts.json", _facts(study, dataset))
+    facts, yardsticks = _facts(study, dataset), out / "yardsticks.json"
+    kept = read_json(yardsticks) if yardsticks.is_file() else None
+    if not isinstance(kept, dict) or {name: kept.get(name) for name in key} != key:
+        kept = {**asdict(fit_and_score(dataset, held_out.ids_NT1)), **key}
+    write_text(out / "study.toml", text)
+    write_json(yardsticks, kept)
+    write_json(out / "facts.json", facts)
 
 
 def _sample(run_folder: Path, held_out: HeldOut, seed: int) -> None:

@@ -194,13 +194,15 @@ def _refuse_other(out: Path, whole: str, *parts: str) -> None:
 
 def _table(found: dict[str, Any]) -> Table:
     from tokencodes.evaluate.audit import title_of
+    from tokencodes.measured import OVERFLOW
     from tokencodes.report.contrasts import scaled
 
     table = Table("benchmark", "documents", "metric", "value", title=found["identity"]["model"])
     for name, values in found["results"].items():
         for metric, value in values.items():
             if metric not in ("documents", "lost_bytes"):
-                table.add_row(title_of(name), f"{values['documents']:,}", metric, scaled(metric, value))
+                shown = OVERFLOW if value is None else scaled(metric, value)
+                table.add_row(title_of(name), f"{values['documents']:,}", metric, shown)
     return table
 
 

@@ -62,6 +62,8 @@ def train(
 ) -> None:
     """Train one run. Repeating the command goes on where it stopped."""
     from tokencodes.parallel import join
+    from tokencodes.result import read_result
+    from tokencodes.train.checks import check_memory, check_model
     from tokencodes.train.corpus import check_folder
     from tokencodes.train.run import open_together
     from tokencodes.train.run import train as train_run
@@ -77,8 +79,12 @@ def train(
         return
     if ranks > 1 or peak is not None:
         raise InputError("--ranks and --peak belong to --dry-run; several ranks are begun by torchrun (see docs/training.md)")
-    watcher, world = observer(as_json, track, out), join(run.engine.device)
+    world = join(run.engine.device)
     world.on_first(lambda: check_folder(out, run))
+    if world.on_first(lambda: read_result(out)) is None:
+        world.on_first(lambda: check_model(run))  # before text is prepared
+        check_memory(run, world)
+    watcher = observer(as_json, track, out)
     if replay is not None:
         with world.together():
             _replay(run, out, replay, as_json, world)
@@ -88,10 +94,12 @@ def train(
     if result is None:
         stopped(as_json, out)
         return
-    told = (
-        f"held-out loss {result['held_out_loss']:.4f} nats a target, {result['bits_per_byte']:.4f} bits a byte; see {out}/model"
-    )
-    emit(as_json, {"done": True, "out": str(out), **result}, told)
+    values = {"done": True, "out": str(out), **result.model_dump(mode="json")}
+    if result.divergence is not None:
+        emit(as_json, values, f"{out}: the run has ended without a score; see {out}/result.json")
+        raise CheckFailed(f"{out}: diverged in update {result.divergence.update}: {result.divergence.reason}")
+    score = f"held-out loss {result.held_out_loss:.4f} nats a target, {result.bits_per_byte:.4f} bits a byte"
+    emit(as_json, values, f"{score}; see {out}/model")
 
 
 def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) -> None:

@@ -32,6 +32,7 @@ from tokencodes.evaluate.suites import EMBEDDED, Benchmark
 from tokencodes.evaluate.tasks import TaskOf, make_tasks
 from tokencodes.evaluate.texts import Texts
 from tokencodes.files import only_one, read_json, write_json
+from tokencodes.measured import perplexity
 
 CHECKED = 64  # requests that go through the second scorer, shared among benchmarks
 
@@ -227,7 +228,8 @@ def _documents(
 
 
 def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By benchmark: its metrics over documents, as fractions; perplexities and bits per byte where they are what is meant."""
+    """By benchmark: its metrics over documents, as fractions; perplexities and bits per byte where they are what is meant. A
+    perplexity that overflows is None."""
     found = {}
     for one in benchmarks:
         some = [record for record in documents if record["task"].partition("/")[0] == one.name]
@@ -235,7 +237,7 @@ def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]
         if one.endpoint == "bits_per_byte":
             nats, words, size = (math.fsum(record[key] for record in some) for key in ("nats", "words", "bytes"))
             lost = [record["lost_bytes"] for record in some]
-            told |= {"word_perplexity": math.exp(nats / words), "byte_perplexity": math.exp(nats / size)}
+            told |= {"word_perplexity": perplexity(nats / words), "byte_perplexity": perplexity(nats / size)}
             told |= {"bits_per_byte": nats / size / math.log(2), "lost_bytes": None if None in lost else sum(lost)}
         else:
             for name in ("acc", "acc_norm"):
@@ -243,7 +245,7 @@ def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]
                 if values:
                     told[name] = math.fsum(values) / len(values)
             if some and "choices" not in some[0]:
-                told["perplexity"] = math.exp(math.fsum(record["nats"] for record in some) / len(some))
+                told["perplexity"] = perplexity(math.fsum(record["nats"] for record in some) / len(some))
         found[one.name] = told
     return found
 

@@ -13,6 +13,7 @@ from tokencodes.evaluate.suites import EMBEDDED_SEED, EMBEDDED_SHARE
 from tokencodes.evaluate.texts import Texts, located, open_texts, refuse_missing
 from tokencodes.files import file_sha256, read_json, read_toml
 from tokencodes.model import TokenCodeConfig
+from tokencodes.result import read_result
 
 PADDED = 1024  # rows of a head that stand for no token, at most
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,9 +57,8 @@ def _update(path: Path) -> int | None:
     """Of a run, a checkpoint, or the model that a run has left."""
     if _of_a_run(path):
         return checkpoint.read_state(checkpoint.find(path)).update
-    if path.name == "model" and (path.parent / "result.json").is_file():
-        return int(read_json(path.parent / "result.json")["updates"])
-    return None
+    result = read_result(path.parent) if path.name == "model" else None
+    return None if result is None else result.updates
 
 
 def _held_out(path: Path) -> bool | None:

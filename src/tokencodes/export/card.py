@@ -11,6 +11,8 @@ import tokencodes
 from tokencodes import checkpoint
 from tokencodes.export.source import UNFREEZES, Source
 from tokencodes.files import CARD, read_json, read_toml, write_text
+from tokencodes.measured import OVERFLOW
+from tokencodes.result import ResultRecord, read_result
 
 if TYPE_CHECKING:
     from tokencodes.export.exporting import Export
@@ -51,15 +53,14 @@ def read_record(source: Source) -> Record:
             f"first token of a text that begins with it costs ln {config.vocab_size:,} nats."
         )
     folder = place.parent.parent if place.parent.name == "checkpoints" else place.parent if place.name == "model" else None
-    if folder is None or not (folder / "result.json").is_file():
+    result = None if folder is None else read_result(folder)
+    if folder is None or result is None:
         return Record(source.name, shape, limits=limits)
     limits.insert(0, "One run is one draw: another seed, recipe or text may do otherwise.")
-    result = read_json(folder / "result.json")
-    last = place.name in ("model", f"update-{result['updates']:08d}")
-    if not last:
-        limits.append(
-            f"This is {place.name} of a run of {result['updates']:,} updates; its figures above are of the run's end."
-        )
+    if place.name not in ("model", f"update-{result.updates:08d}"):
+        limits.append(f"This is {place.name} of a run of {result.updates:,} updates; its figures above are of the run's end.")
+    if result.divergence is not None:
+        limits.append(f"The run diverged in update {result.divergence.update}, so it has no score: {result.divergence.reason}.")
     told = _run(result, read_toml(folder / "config.toml"))
     return Record(
         source.name,
@@ -85,7 +86,7 @@ def _evaluation_of(source: Source, file: Path) -> dict[str, Any] | None:
     return _evaluation(told)
 
 
-def _run(result: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _run(result: ResultRecord, config: dict[str, Any]) -> dict[str, Any]:
     optimizer, batch, data = config["optimizer"], config["batch"], config["data"]
     several = data.get("inputs") or [one["dataset"] for one in data.get("mixture", ())]
     text = ", ".join(Path(one).name for one in ([data["dataset"]] if data.get("dataset") else several))  # no path: it travels
@@ -95,19 +96,23 @@ def _run(result: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         f"{optimizer['min_lr']:g} over {optimizer['schedule_updates']:,} updates, of which "
         f"{optimizer['warmup_updates']:,} warm up, weight decay {optimizer['weight_decay']:g}, gradients clipped at "
         f"{optimizer['clip']:g}, {windows:,} windows of {config['model']['context']:,} targets an update, drawn by "
-        f"{SAMPLING[batch['sampling']]}, {result['environment']['dtype']}"
+        f"{SAMPLING[batch['sampling']]}, {result.environment['dtype']}"
     )
     return {
-        "arm": result["arm"],
-        "seed": result["seed"],
-        "updates": f"{result['updates']:,}",
-        "targets": f"{result['targets']:,}",
-        "data": f"{text} (fingerprint {result['dataset_fingerprint'][:12]})",
+        "arm": result.arm,
+        "seed": result.seed,
+        "updates": f"{result.updates:,}",
+        "targets": f"{result.targets:,}",
+        "data": f"{text} (fingerprint {result.dataset_fingerprint[:12]})",
         "recipe": recipe,
-        "loss": f"{result['held_out_loss']:.4f}",
-        "bits_per_byte": f"{result['bits_per_byte']:.4f}",
-        "held_out_targets": f"{result['held_out_targets']:,}",
+        "loss": _score(result.held_out_loss),
+        "bits_per_byte": _score(result.bits_per_byte),
+        "held_out_targets": f"{result.held_out_targets:,}",
     }
+
+
+def _score(value: float | None) -> str:
+    return "no score" if value is None else f"{value:.4f}"
 
 
 def _study(file: Path) -> dict[str, Any] | None:
@@ -121,7 +126,8 @@ def _evaluation(told: dict[str, Any]) -> dict[str, Any]:
     """Its results beside its audit."""
     who, audit, rows = told["identity"], {one["name"]: one for one in told["audit"]}, []
     for name, metrics in told["results"].items():
-        shown = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key not in NOT_METRICS)
+        values = {key: value for key, value in metrics.items() if key not in NOT_METRICS}
+        shown = ", ".join(f"{key} {OVERFLOW if value is None else f'{value:.4g}'}" for key, value in values.items())
         counts = (f"{audit[name][key]:,}" for key in ("documents", "requests", "truncated"))
         rows.append([name, shown, *counts])
     drawn = "All documents of each benchmark."

@@ -7,6 +7,7 @@ from tokencodes.errors import InputError
 from tokencodes.evaluate.audit import title_of
 from tokencodes.evaluate.contrast import compared, sides
 from tokencodes.files import read_json
+from tokencodes.measured import OVERFLOW
 from tokencodes.report.contrasts import forest, grid_of, scaled, sentences
 from tokencodes.report.evaluations import audit_grid
 from tokencodes.report.results import StudyResult
@@ -17,7 +18,7 @@ LEFT_OUT = ("documents", "lost_bytes", "byte_perplexity")
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """What a study's page shows of them. missing: arms of which not every finished run was evaluated."""
+    """What a study's page shows of them. missing: arms of which not every run with a score was evaluated."""
 
     results: Grid
     audit: Grid
@@ -29,13 +30,13 @@ def benchmarks_of(study: StudyResult) -> Benchmarks | None:
     """None where no run was evaluated."""
     told: dict[str, dict[int, dict[str, Any]]] = {}
     for arm in study.arms:
-        places = {seed: study.folder / arm / f"seed-{seed}" / "evaluation" / "evaluation.json" for seed in study.runs[arm]}
+        places = {seed: study.folder / arm / f"seed-{seed}" / "evaluation" / "evaluation.json" for seed in study.scores(arm)}
         found = {seed: read_json(place) for seed, place in places.items() if place.is_file()}
         if found:
             told[arm] = found
     if not told:
         return None
-    missing = [arm for arm in study.arms if len(told.get(arm, {})) < len(study.runs[arm])]
+    missing = [arm for arm in study.arms if len(told.get(arm, {})) < len(study.scores(arm))]
     first = next(iter(next(iter(told.values())).values()))
     contrasts = []
     for arm in told:
@@ -48,7 +49,7 @@ def benchmarks_of(study: StudyResult) -> Benchmarks | None:
 
 def _contrast(study: StudyResult, base: str, other: str) -> dict[str, Any] | None:
     """None where the two sides were not evaluated alike; `tokencodes contrast` says in which way."""
-    seeds = {f"seed-{seed}" for seed in study.runs[base].keys() & study.runs[other].keys()}
+    seeds = {f"seed-{seed}" for seed in study.scores(base).keys() & study.scores(other).keys()}
     try:
         pairs = sides(study.folder / base, study.folder / other, seeds)
         return compared(pairs, same_recipe=study.same_recipe(base, other))
@@ -56,8 +57,15 @@ def _contrast(study: StudyResult, base: str, other: str) -> dict[str, Any] | Non
         return None
 
 
-def _cell(metric: str, value: float) -> str:
+def _mean(metric: str, values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return _cell(metric, sum(known) / len(known) if len(known) == len(values) else None)
+
+
+def _cell(metric: str, value: float | None) -> str:
     """Perplexities run into thousands, and have no digits then."""
+    if value is None:
+        return OVERFLOW
     return f"{value:,.0f}" if metric.endswith("perplexity") and value >= 1000 else scaled(metric, value)
 
 
@@ -72,7 +80,7 @@ def _results(told: dict[str, dict[int, dict[str, Any]]]) -> Grid:
             cells = []
             for seeds in told.values():
                 values = [one["results"][name][metric] for one in seeds.values() if name in one["results"]]
-                mean = _cell(metric, sum(values) / len(values)) if values else "-"
+                mean = _mean(metric, values) if values else "-"
                 each = f" ({', '.join(_cell(metric, value) for value in values)})" if len(values) > 1 else ""
                 cells.append(mean + each)
             rows.append([title_of(name), metric, f"{metrics['documents']:,}", *cells])
