@@ -52,15 +52,15 @@ def compare(study: StudyConfig, out: Path, observer: Observer, stop: Stop | None
 
     InputError if `out` holds a study of another recipe, or something else.
     """
-    told = study.model_dump(mode="json", exclude_none=True)
+    text = tomli_w.dumps(_as_table(study))
     world = world or join(study.engine.device)
     with ExitStack() as held:
-        world.on_first(lambda: _hold(held, out, told))
-        return _compare(study, out, tomli_w.dumps(told), observer, stop or Stop(), world)
+        world.on_first(lambda: _hold(held, out, study))
+        return _compare(study, out, text, observer, stop or Stop(), world)
 
 
-def _hold(held: ExitStack, out: Path, told: dict[str, Any]) -> None:
-    _check_folder(out, told)
+def _hold(held: ExitStack, out: Path, study: StudyConfig) -> None:
+    check_folder(study, out)
     held.enter_context(only_one(out))
 
 
@@ -231,11 +231,17 @@ def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
     }
 
 
-def _check_folder(out: Path, told: dict[str, Any]) -> None:
+def _as_table(study: StudyConfig) -> dict[str, Any]:
+    """A study as study.toml has it."""
+    return study.model_dump(mode="json", exclude_none=True)
+
+
+def check_folder(study: StudyConfig, out: Path) -> None:
+    """A folder belongs to one recipe for good; InputError if it holds a study of another, or something else."""
     saved = out / "study.toml"
     if saved.is_file():
         before = flatten(read_toml(saved))
-        now = flatten(told)
+        now = flatten(_as_table(study))
         for key in sorted((before.keys() | now.keys()) - FREE):
             if before.get(key) != now.get(key) and key.split(".")[0] not in ("arms", "study", "evaluation"):
                 raise InputError(

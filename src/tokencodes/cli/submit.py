@@ -232,9 +232,14 @@ def executor_of(job: Job, cluster: str) -> Any:
 
 
 def out_of(command: list[str]) -> Path:
-    """The folder of a command, whose options are checked as it will check them when its time has come. InputError otherwise."""
+    """The folder of a command. Its options, its code, its model, its folder, and the text that it names if that is here, are
+    checked as it will check them when its time has come; nothing is written. InputError where it would be refused. Memory is
+    the nodes' affair."""
     from typer.main import get_command
 
+    from tokencodes.study import check_folder as check_study_folder
+    from tokencodes.train.checks import check_model, check_text
+    from tokencodes.train.corpus import check_folder, open_prepared
     from tokencodes.train.settings import read_study
 
     name = command[0] if command else ""
@@ -245,9 +250,20 @@ def out_of(command: list[str]) -> Path:
     if options.get("dry_run") or options.get("replay") is not None:
         raise InputError("submit: --dry-run and --replay are answered at once; give the command without submit")
     study, _ = read_study(options["preset"], options["sets"] or [])
+    out, seed = Path(options["out"]).absolute(), study.study.seeds[0]
     if name == "train":
-        study.run(options["arm"] or study.study.baseline, study.study.seeds[0])
-    return Path(options["out"]).absolute()
+        seed = seed if options["seed"] is None else options["seed"]
+        work = [study.run(options["arm"] or study.study.baseline, seed)]
+        check_folder(out, work[0])
+    else:
+        work = [study.run(arm, seed) for arm in study.arms]
+        check_study_folder(study, out)
+    for run in work:
+        check_model(run)
+    texts = [study.data.dataset] if study.data.dataset else [part.dataset for part in study.data.mixture]
+    if texts and all(Path(text).exists() for text in texts):
+        check_text(work[0], open_prepared(study.data))
+    return out
 
 
 def seconds_of(text: str) -> int:
@@ -329,9 +345,10 @@ def submit(
     if write is None and shutil.which("sbatch") is None:
         raise InputError("no sbatch here; run the command where Slurm's commands are, or write the file by --write FILE")
     file, number, log = write or out / "slurm" / "job.sh", None, out / "slurm" / "%j.log"
+    executor = executor_of(job, "slurm") if through == "submitit" else None
     (out / "slurm").mkdir(parents=True, exist_ok=True)  # Slurm makes no folder for a log, and a job without one dies in silence
-    if through == "submitit":
-        submitted = executor_of(job, "slurm").submit(Launch(job))
+    if executor is not None:
+        submitted = executor.submit(Launch(job))
         number, log = str(submitted.job_id), Path(submitted.paths.stdout)
     else:
         write_text(file, batch_file(job))
