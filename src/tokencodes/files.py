@@ -67,7 +67,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, and lists in lists, are no JSONDecodeError
         raise InputError(f"{path}: damaged ({error}); take a new copy or make it anew") from None
 
 
@@ -80,10 +80,9 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was not finished
         try:
             records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{path}, line {number}: damaged ({error.msg}); take a copy, or remove it and make it anew"
-            ) from None
+        except (ValueError, RecursionError) as error:
+            said = error.msg if isinstance(error, json.JSONDecodeError) else error
+            raise InputError(f"{path}, line {number}: damaged ({said}); take a copy, or remove it and make it anew") from None
     return records
 
 
@@ -93,7 +92,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not TOML ({error})") from None
 
 

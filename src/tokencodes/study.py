@@ -111,8 +111,8 @@ def _time_left(spent: list[float], waiting: int) -> str:
 def _check_models(study: StudyConfig, waiting: list[str], world: World) -> None:
     """InputError, on every rank, where a run that is still to be trained has a code or a model that cannot be built here."""
     for run in {run.arm: run for run, name in runs(study) if name in waiting}.values():
-        world.on_first(partial(check_model, run))
         check_memory(run, world)
+        world.on_first(partial(check_model, run))
 
 
 class _Stopped(Exception):

@@ -13,7 +13,7 @@ from typer.exceptions import TyperException
 
 from tokencodes.cli import data, evaluate, export, models, runs, submit  # noqa: F401 (each adds its commands)
 from tokencodes.cli.common import app, speaks
-from tokencodes.errors import CheckFailed, Elsewhere, InputError
+from tokencodes.errors import CheckFailed, Elsewhere, InputError, first_line
 
 INTERRUPTED = "interrupted; what was finished is intact, and the same command goes on from there"
 NOTHING_WRITTEN = "interrupted; nothing was written, and the same command begins anew"
@@ -46,9 +46,13 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return _complain(interrupted, 130)
+    except MemoryError as error:
+        return _no_memory(error)
     except RuntimeError as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # in the midst of a class that is being made
             return _complain(interrupted, 130)
+        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's, of a GPU or not
+            return _no_memory(error)
         raise
     except TyperException as error:
         told = error.format_message()
@@ -62,6 +66,12 @@ def run(arguments: list[str]) -> int:
             return _complain(f"{error}; is the disk full? What was finished before is intact", 2)
         place = f"{error.filename}: " if error.filename else ""
         return _complain(f"{place}{error.strerror}; what was finished before is intact: mend this and repeat the command", 2)
+
+
+def _no_memory(error: Exception) -> int:
+    return _complain(
+        f"not enough memory ({first_line(error)}); lower the sizes that were asked for. What was finished is intact", 2
+    )
 
 
 def _complain(line: str, status: int) -> int:

@@ -82,8 +82,8 @@ def train(
     world = join(run.engine.device)
     world.on_first(lambda: check_folder(out, run))
     if world.on_first(lambda: read_result(out)) is None:
-        world.on_first(lambda: check_model(run))  # before text is prepared
         check_memory(run, world)
+        world.on_first(lambda: check_model(run))  # before text is prepared
     watcher = observer(as_json, track, out)
     if replay is not None:
         with world.together():
@@ -106,6 +106,8 @@ def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) ->
     from tokencodes.data.loader import rank_indices
     from tokencodes.train.account import account_run
 
+    if peak is not None and not math.isfinite(peak):
+        raise InputError(f"--peak {peak}: a rate in TFLOP/s, such as 400")
     rank_indices(0, run.batch.windows_per_update, 0, ranks)
     facts = account_run(run)
     hours = facts.flops / (peak * 1e12) / 3600 if peak else None

@@ -96,7 +96,7 @@ def _assignment(text: str) -> tuple[str, Any]:
         raise InputError(f"--set {text!r}: write it as section.key=value")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), value  # a bare word is a string
 
 
