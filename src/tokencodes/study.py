@@ -27,7 +27,7 @@ from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World, join
 from tokencodes.result import ResultRecord, read_result
 from tokencodes.train.account import account
-from tokencodes.train.checks import check_memory, check_model, check_order, check_text
+from tokencodes.train.checks import check_memory, check_model, check_named_text, check_order, check_text
 from tokencodes.train.config import FREE, RunConfig, StudyConfig
 from tokencodes.train.corpus import foreign
 from tokencodes.train.metrics import Observer
@@ -250,6 +250,14 @@ def check_folder(study: StudyConfig, out: Path) -> None:
                 )
     elif out.is_dir() and foreign(out):
         raise InputError(f"{out}: neither empty nor a study's folder (it holds {foreign(out)}); choose another --out")
+
+
+def check_study(study: StudyConfig, out: Path) -> None:
+    """What is checked of a study that is to be trained elsewhere: its folder, codes and models, its text if that is here."""
+    check_folder(study, out)
+    for arm in study.arms:
+        check_model(study.run(arm, study.study.seeds[0]))
+    check_named_text(study.run(study.study.baseline, study.study.seeds[0]))
 
 
 def _facts(study: StudyConfig, dataset: Corpus) -> dict[str, Any]:

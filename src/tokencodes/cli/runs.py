@@ -73,7 +73,7 @@ def train(
     quiet()
 
     study, _ = read_study(preset, sets or [])
-    run = study.run(arm or study.study.baseline, study.study.seeds[0] if seed is None else seed)
+    run = study.one(arm, seed)
     if dry_run:
         _dry_run(run, peak, ranks, as_json)
         return

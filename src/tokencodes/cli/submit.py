@@ -232,14 +232,11 @@ def executor_of(job: Job, cluster: str) -> Any:
 
 
 def out_of(command: list[str]) -> Path:
-    """The folder of a command. Its options, its code, its model, its folder, and the text that it names if that is here, are
-    checked as it will check them when its time has come; nothing is written. InputError where it would be refused. Memory is
-    the nodes' affair."""
+    """The folder of a command, which is checked as it will be when its time has come. InputError where it would be refused."""
     from typer.main import get_command
 
-    from tokencodes.study import check_folder as check_study_folder
-    from tokencodes.train.checks import check_model, check_text
-    from tokencodes.train.corpus import check_folder, open_prepared
+    from tokencodes.study import check_study
+    from tokencodes.train.checks import check_run
     from tokencodes.train.settings import read_study
 
     name = command[0] if command else ""
@@ -250,19 +247,8 @@ def out_of(command: list[str]) -> Path:
     if options.get("dry_run") or options.get("replay") is not None:
         raise InputError("submit: --dry-run and --replay are answered at once; give the command without submit")
     study, _ = read_study(options["preset"], options["sets"] or [])
-    out, seed = Path(options["out"]).absolute(), study.study.seeds[0]
-    if name == "train":
-        seed = seed if options["seed"] is None else options["seed"]
-        work = [study.run(options["arm"] or study.study.baseline, seed)]
-        check_folder(out, work[0])
-    else:
-        work = [study.run(arm, seed) for arm in study.arms]
-        check_study_folder(study, out)
-    for run in work:
-        check_model(run)
-    texts = [study.data.dataset] if study.data.dataset else [part.dataset for part in study.data.mixture]
-    if texts and all(Path(text).exists() for text in texts):
-        check_text(work[0], open_prepared(study.data))
+    out = Path(options["out"]).absolute()
+    check_run(study.one(options["arm"], options["seed"]), out) if name == "train" else check_study(study, out)
     return out
 
 

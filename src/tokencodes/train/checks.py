@@ -4,6 +4,8 @@
 text: vocabulary, windows, order. `check_memory` needs the machine.
 """
 
+from pathlib import Path
+
 import torch
 
 from tokencodes.codes import InterfaceSpec
@@ -15,6 +17,7 @@ from tokencodes.memory import require_memory
 from tokencodes.parallel import World
 from tokencodes.train.build import build_model, sampler_of
 from tokencodes.train.config import RunConfig
+from tokencodes.train.corpus import check_folder, open_prepared
 from tokencodes.train.interface import settle, settle_without_text
 
 FLOAT32 = 4
@@ -35,6 +38,20 @@ def check_text(run: RunConfig, corpus: Corpus, ranks: int = 1) -> HeldOut:
     sampler_of(run, corpus)
     check_order(run, corpus)
     return held_out_windows(corpus, run.model.context, run.heldout.windows)
+
+
+def check_run(run: RunConfig, out: Path) -> None:
+    """What is checked of a run that is to be trained elsewhere: its folder, its code and model, its text if that is here."""
+    check_folder(out, run)
+    check_model(run)
+    check_named_text(run)
+
+
+def check_named_text(run: RunConfig) -> None:
+    """`check_text` of the prepared text that a run names, if that is here."""
+    names = [run.data.dataset] if run.data.dataset else [part.dataset for part in run.data.mixture]
+    if names and all(Path(name).exists() for name in names):
+        check_text(run, open_prepared(run.data))
 
 
 def check_order(run: RunConfig, corpus: Corpus) -> None:

@@ -293,6 +293,10 @@ class StudyConfig(Recipe):
             self.run(arm, self.study.seeds[0])
         return self
 
+    def one(self, arm: str | None, seed: int | None) -> RunConfig:
+        """The run of one arm, or of the baseline, and of one seed, or of the first."""
+        return self.run(arm or self.study.baseline, self.study.seeds[0] if seed is None else seed)
+
     def run(self, arm: str, seed: int) -> RunConfig:
         """The run of one arm and one seed."""
         if arm not in self.arms:
