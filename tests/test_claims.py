@@ -59,8 +59,8 @@ def test_compare_does_not_claim_its_folder_for_an_arm_that_cannot_be_built(prese
 @pytest.mark.parametrize("name", ["train", "compare"])
 def test_no_text_is_prepared_for_a_code_that_cannot_be_built(name, texts, tmp_path, capsys):
     sets = [f'data.inputs=["{texts}"]', "arms.gf2.interface=gf2:min_weight=12", "study.baseline=gf2"]
-    told = [word for one in sets for word in ("--set", one)]
-    assert "lower min_weight=" in refused(capsys, name, "quickstart", *told, "--out", str(tmp_path / "out"), "--json")
+    options = [word for assignment in sets for word in ("--set", assignment)]
+    assert "lower min_weight=" in refused(capsys, name, "quickstart", *options, "--out", str(tmp_path / "out"), "--json")
     assert not (tmp_path / "out").exists()
 
 
@@ -74,12 +74,12 @@ def test_no_text_is_prepared_for_a_code_that_cannot_be_built(name, texts, tmp_pa
 )
 @pytest.mark.parametrize("name", ["train", "compare", "submit"])
 def test_a_run_that_cannot_be_trained_leaves_no_folder(name, sets, complaint, preset, tmp_path, capsys):
-    told = [word for one in sets for word in ("--set", one)]
+    options = [word for assignment in sets for word in ("--set", assignment)]
     out = ["--out", str(tmp_path / "out")]
     arguments = {
-        "train": ["train", preset, "--arm", "gf2", *out, *told],
-        "compare": ["compare", preset, *out, *told],
-        "submit": ["submit", "--time", "4:00:00", "--write", str(tmp_path / "job.sh"), "--", "compare", preset, *out, *told],
+        "train": ["train", preset, "--arm", "gf2", *out, *options],
+        "compare": ["compare", preset, *out, *options],
+        "submit": ["submit", "--time", "4:00:00", "--write", str(tmp_path / "job.sh"), "--", "compare", preset, *out, *options],
     }
     assert complaint in refused(capsys, *arguments[name])
     assert not (tmp_path / "out").exists() and not (tmp_path / "job.sh").exists()
@@ -94,8 +94,8 @@ def test_submit_refuses_what_its_command_would_refuse(preset, dataset, tmp_path,
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter.txt").write_text("dear")
     for name in ("train", "compare"):
-        told = ["--set", "arms.gf2.interface=gf2"]
-        assert "it holds letter.txt" in refused(capsys, *submit, name, preset, *out, *told)
+        options = ["--set", "arms.gf2.interface=gf2"]
+        assert "it holds letter.txt" in refused(capsys, *submit, name, preset, *out, *options)
 
 
 def test_an_assignment_of_another_text_is_refused_before_the_study_claims_its_folder(dataset, tmp_path, capsys):
@@ -177,8 +177,8 @@ def test_a_finished_run_in_a_read_only_folder_is_shown(preset, read_only, capsys
 def test_a_finished_run_that_brought_its_own_text_is_shown_from_a_read_only_folder(texts, read_only, capsys):
     disk, seal = read_only
     small = ["data.vocab_size=320", "data.validation=0.2", "model.context=16", "budget.targets=256", f'data.inputs=["{texts}"]']
-    told = [word for one in small for word in ("--set", one)]
-    arguments = ["train", "quickstart", *told, "--arm", "gf2", "--out", str(disk / "run"), "--json"]
+    options = [word for assignment in small for word in ("--set", assignment)]
+    arguments = ["train", "quickstart", *options, "--arm", "gf2", "--out", str(disk / "run"), "--json"]
     assert command(arguments) == 0
     first = capsys.readouterr().out
     seal()

@@ -110,33 +110,38 @@ def test_a_diverged_run_is_not_trained_again(diverged, wild):
 
 
 def test_the_report_of_an_arm_that_always_diverged_has_its_row_and_no_number_for_it(diverged):
-    page, told = write_report(diverged[0])
+    page, summary = write_report(diverged[0])
     text = page.read_text()
     assert "<td>wild</td><td>-</td><td>diverged, diverged</td><td>-</td><td>-</td><td>-</td>" in text
     assert "<b>2 of the 4 runs diverged.</b>" in text
     assert "wild seed 1 diverged in update 2: loss nan and gradient norm nan" in text
     assert "wild and learned cannot be compared: wild seed 1, wild seed 2 diverged." in text
     assert ">2 diverged</text>" in text  # in the figure of final losses
-    assert (told["finished"], told["asked"], told["matched"]) == (4, 4, True)
-    assert list(told["arms"]) == ["learned"]
-    assert told["pairs"] == []
-    assert [(one["arm"], one["seed"], one["update"]) for one in told["diverged"]] == [("wild", 1, 2), ("wild", 2, 2)]
+    assert (summary["finished"], summary["asked"], summary["matched"]) == (4, 4, True)
+    assert list(summary["arms"]) == ["learned"]
+    assert summary["pairs"] == []
+    assert [(run["arm"], run["seed"], run["update"]) for run in summary["diverged"]] == [("wild", 1, 2), ("wild", 2, 2)]
     assert "NaN" not in (diverged[0] / "summary.json").read_text()
 
 
 def test_means_and_pairs_stand_on_the_seeds_that_did_not_diverge_and_say_so(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "study")
     mark_as_diverged(tmp_path / "study" / "gf2" / "seed-2")
-    page, told = write_report(tmp_path / "study")
+    page, summary = write_report(tmp_path / "study")
     kept = read_result(tmp_path / "study" / "gf2" / "seed-1").held_out_loss
-    assert told["arms"]["gf2"] == {**told["arms"]["gf2"], "seeds": [1], "held_out_loss": [kept], "mean_held_out_loss": kept}
-    assert told["finished"] == 6
-    pairs = {(pair["arm"], pair["baseline"]): pair for pair in told["pairs"]}
+    assert summary["arms"]["gf2"] == {
+        **summary["arms"]["gf2"],
+        "seeds": [1],
+        "held_out_loss": [kept],
+        "mean_held_out_loss": kept,
+    }
+    assert summary["finished"] == 6
+    pairs = {(pair["arm"], pair["baseline"]): pair for pair in summary["pairs"]}
     assert pairs["gf2", "learned"]["seeds"] == (1,)
     assert pairs["gf2", "learned"]["sentence"].endswith("It stands on 1 pair: gf2 seed 2 diverged.")
     assert pairs["binary", "learned"]["seeds"] == (1, 2)
     assert "diverged" not in pairs["binary", "learned"]["sentence"]
-    assert told["matched"] is True  # the diverged run saw fewer windows, and is in no pair
+    assert summary["matched"] is True  # the diverged run saw fewer windows, and is in no pair
     text = page.read_text()
     assert f"<td>{kept:.3f}, diverged</td>" in text
     assert "gf2 seed 2 diverged in update 5: loss nan. The last finite training loss was 4.500 nats a target." in text
@@ -151,14 +156,14 @@ def test_a_baseline_that_lost_a_seed_is_named_in_every_pair(whole, tmp_path):
     for pair in result.pairs():
         expected = (2,) if pair.baseline == "learned" else (1, 2)
         assert pair.seeds == expected
-        assert ("learned seed 1 diverged" in result.told(pair)) == (pair.baseline == "learned")
+        assert ("learned seed 1 diverged" in result.summary(pair)) == (pair.baseline == "learned")
 
 
 def test_a_study_in_which_every_run_diverged_has_a_page(dataset, tmp_path):
     study = tiny_study(dataset.path, arms={"learned": {"interface": "learned", "overrides": {"peak_lr": 1e38}}})
     assert compare(study, tmp_path, Silent())
-    page, told = write_report(tmp_path)
-    assert len(told["diverged"]) == 2
+    page, summary = write_report(tmp_path)
+    assert len(summary["diverged"]) == 2
     assert "<b>2 of the 2 runs diverged.</b>" in page.read_text()
 
 
@@ -265,11 +270,11 @@ def test_a_perplexity_that_overflows_is_none_and_is_shown_as_over_1e308():
     assert [perplexity(nats) for nats in (710.0, 1e6, math.inf, math.nan)] == [None] * 4
     wikitext = benchmarks("wikitext")
     document = {"task": "wikitext", "nats": 1e6, "words": 10, "bytes": 60, "lost_bytes": 0, "metrics": {"bits_per_byte": None}}
-    found = results(wikitext, [document])
-    assert (found["wikitext"]["word_perplexity"], found["wikitext"]["byte_perplexity"]) == (None, None)
-    json.dumps(found, allow_nan=False)
-    told = {"identity": {"model": "m", "update": None}, "results": found, "audit": [{"name": "wikitext", "requests": 1}]}
-    assert f"| {OVERFLOW} |" in results_grid([told]).markdown()
+    values = results(wikitext, [document])
+    assert (values["wikitext"]["word_perplexity"], values["wikitext"]["byte_perplexity"]) == (None, None)
+    json.dumps(values, allow_nan=False)
+    summary = {"identity": {"model": "m", "update": None}, "results": values, "audit": [{"name": "wikitext", "requests": 1}]}
+    assert f"| {OVERFLOW} |" in results_grid([summary]).markdown()
     lambada = results(benchmarks("lambada"), [{"task": "lambada", "nats": 1e4, "metrics": {"acc": 0.0}}])
     assert lambada["lambada"]["perplexity"] is None
 

@@ -103,7 +103,7 @@ def only_one(folder: Path, named: Path | None = None) -> Iterator[None]:
 
     A folder that cannot be written needs no lock: its contents can be read, and every write into it fails by itself.
     """
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with _lock_file(folder) as lock:
@@ -118,9 +118,9 @@ def only_one(folder: Path, named: Path | None = None) -> Iterator[None]:
     finally:
         if made and folder.is_dir() and [entry.name for entry in folder.iterdir()] == [LOCK]:
             (folder / LOCK).unlink()
-        for place in made:
+        for parent in made:
             with suppress(OSError):  # something is in it
-                place.rmdir()
+                parent.rmdir()
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
     """
     folder = folder.resolve()
     _refuse(folder, force)
-    free = shutil.disk_usage(next(place for place in folder.parents if place.exists())).free
+    free = shutil.disk_usage(next(parent for parent in folder.parents if parent.exists())).free
     if free < needed_bytes:
         needed, here = needed_bytes / 1e9, free / 1e9
         raise InputError(f"{folder}: it needs about {needed:,.2f} GB and {here:,.2f} GB are free; name another --out")

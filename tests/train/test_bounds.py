@@ -184,8 +184,8 @@ def test_every_rank_refuses_what_one_rank_has_no_memory_for(study, monkeypatch):
 
 def test_a_model_that_cannot_fit_is_refused_before_it_is_made(tmp_path, capsys):
     sets = ["model.num_hidden_layers=4096", "model.hidden_size=1048560", "model.intermediate_size=8388608"]
-    told = [word for one in sets for word in ("--set", one)]
-    arguments = ["quickstart", *told, "--arm", "learned", "--out", str(tmp_path / "run")]
+    options = [word for assignment in sets for word in ("--set", assignment)]
+    arguments = ["quickstart", *options, "--arm", "learned", "--out", str(tmp_path / "run")]
     assert "or use more ranks" in refused(capsys, "train", *arguments)
     assert not (tmp_path / "run").exists()
 

@@ -73,7 +73,7 @@ def train(
     quiet()
 
     study, _ = read_study(preset, sets or [])
-    run = study.one(arm, seed)
+    run = study.chosen_run(arm, seed)
     if dry_run:
         _dry_run(run, peak, ranks, as_json)
         return

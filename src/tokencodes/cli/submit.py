@@ -248,7 +248,7 @@ def out_of(command: list[str]) -> Path:
         raise InputError("submit: --dry-run and --replay are answered at once; give the command without submit")
     study, _ = read_study(options["preset"], options["sets"] or [])
     out = Path(options["out"]).absolute()
-    check_run(study.one(options["arm"], options["seed"]), out) if name == "train" else check_study(study, out)
+    check_run(study.chosen_run(options["arm"], options["seed"]), out) if name == "train" else check_study(study, out)
     return out
 
 

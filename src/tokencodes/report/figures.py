@@ -105,8 +105,8 @@ def final_losses(study: StudyResult) -> str:
         if lost:
             edge = axes.get_yaxis_transform()
             axes.plot([1.0], [row], DIVERGED, color=look.colour, markersize=9, transform=edge, clip_on=False)
-            place = (1.0, row - 0.3)
-            axes.annotate(f"{lost} diverged", place, xycoords=edge, ha="right", va="bottom", fontsize=10.5)
+            corner = (1.0, row - 0.3)
+            axes.annotate(f"{lost} diverged", corner, xycoords=edge, ha="right", va="bottom", fontsize=10.5)
         if arm not in study.scored:
             continue
         axes.plot(values, np.full(len(values), row), look.marker, color=look.colour, markersize=7, fillstyle="none", mew=1.6)

@@ -41,7 +41,7 @@ def summary(study: StudyResult) -> dict[str, Any]:
             for arm in study.scored
         },
         "diverged": [
-            {"arm": one.arm, "seed": one.seed, **one.divergence.model_dump()} for one in study.diverged if one.divergence
+            {"arm": run.arm, "seed": run.seed, **run.divergence.model_dump()} for run in study.diverged if run.divergence
         ],
         "pairs": [{**asdict(pair), "sentence": study.told(pair)} for pair in study.pairs()],
         "not_compared": study.without_pair(),
@@ -89,7 +89,7 @@ def _context(study: StudyResult) -> dict[str, Any]:
 def _row(study: StudyResult, arm: str) -> list[str]:
     """The cells of an arm: means of the runs that have a score, and the loss of each seed or that it diverged."""
     seeds = (run.result for run in study.runs[arm].values())
-    each = ", ".join("diverged" if one.diverged else f"{one.held_out_loss:.3f}" for one in seeds)
+    each = ", ".join("diverged" if result.diverged else f"{result.held_out_loss:.3f}" for result in seeds)
     if arm not in study.scored:
         return [arm, "-", each, "-", "-", "-"]
     loss, bits, mean_perplexity = (

@@ -80,7 +80,7 @@ class StudyResult:
     def pairs(self) -> list[PairedDifference]:
         """Held-out loss of the pairs that are compared, paired by seed. A pair needs a seed in which both arms have a score."""
         losses = {
-            arm: {seed: one.held_out_loss for seed, one in self.scores(arm).items() if one.held_out_loss is not None}
+            arm: {seed: run.held_out_loss for seed, run in self.scores(arm).items() if run.held_out_loss is not None}
             for arm in self.arms
         }
         pairs = (paired_difference(arm, base, losses) for arm, base in self.wanted())
@@ -95,11 +95,11 @@ class StudyResult:
     def without_pair(self) -> list[str]:
         """A sentence for each two arms that no seed is left to compare, because runs diverged."""
         paired = {(pair.arm, pair.baseline) for pair in self.pairs()}
-        lost = [(one, self._diverged_in(*one)) for one in self.wanted() if one not in paired]
+        lost = [(pair, self._diverged_in(*pair)) for pair in self.wanted() if pair not in paired]
         return [f"{arm} and {base} cannot be compared: {missing} diverged." for (arm, base), missing in lost if missing]
 
     def _diverged_in(self, *arms: str) -> str:
-        return ", ".join(f"{one.arm} seed {one.seed}" for one in self.diverged if one.arm in arms)
+        return ", ".join(f"{run.arm} seed {run.seed}" for run in self.diverged if run.arm in arms)
 
     def same_recipe(self, one: str, other: str) -> bool:
         """Whether two arms differ in nothing but their interface."""

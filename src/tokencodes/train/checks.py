@@ -77,7 +77,7 @@ def check_memory(run: RunConfig, world: World) -> None:
         _require(run, world)
     except InputError as error:
         problem = str(error)
-    problems = [one for one in world.gather(problem) if one]
+    problems = [line for line in world.gather(problem) if line]
     if problems:
         raise InputError(problems[0])
 

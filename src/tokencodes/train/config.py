@@ -293,7 +293,7 @@ class StudyConfig(Recipe):
             self.run(arm, self.study.seeds[0])
         return self
 
-    def one(self, arm: str | None, seed: int | None) -> RunConfig:
+    def chosen_run(self, arm: str | None, seed: int | None) -> RunConfig:
         """The run of one arm, or of the baseline, and of one seed, or of the first."""
         return self.run(arm or self.study.baseline, self.study.seeds[0] if seed is None else seed)
 
