@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tokencodes.errors import InputError
+from tokencodes.measured import significant
 
 LOCK = ".lock"
 CERTIFICATE, CARD = "certificate.json", "README.md"
@@ -148,8 +149,8 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
     _refuse(folder, force)
     free = shutil.disk_usage(next(parent for parent in folder.parents if parent.exists())).free
     if free < needed_bytes:
-        needed, here = needed_bytes / 1e9, free / 1e9
-        raise InputError(f"{folder}: it needs about {needed:,.2f} GB and {here:,.2f} GB are free; name another --out")
+        needed, here = significant(needed_bytes / 1e9), significant(free / 1e9)
+        raise InputError(f"{folder}: it needs about {needed} GB and {here} GB are free; name another --out")
     partial = folder.with_name(f".tmp-{folder.name}")
     with only_one(partial, folder):
         try:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from tokencodes.errors import InputError
+from tokencodes.measured import significant
 
 CGROUPS = Path("/sys/fs/cgroup")
 LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of control groups, version 2 and 1
@@ -27,14 +28,8 @@ def require_memory(needed: int, what: str, way_out: str, total: int | None = Non
     total = total_bytes() if total is None else total
     if needed > total:
         free = free_bytes() if free is None else free
-        raise InputError(
-            f"{what}: about {_shown(needed)} GB of memory; here are {_shown(total)} GB, {_shown(free)} GB of them free; "
-            f"{way_out}"
-        )
-
-
-def _shown(count: int) -> str:
-    return f"{count / 1e9:,.1f}"
+        wanted, whole, left = (significant(count / 1e9) for count in (needed, total, free))
+        raise InputError(f"{what}: about {wanted} GB of memory; here are {whole} GB, {left} GB of them free; {way_out}")
 
 
 def _meminfo(name: str, missing: int) -> int:

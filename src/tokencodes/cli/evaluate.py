@@ -13,6 +13,7 @@ from rich.table import Table
 from tokencodes.cli.common import Json, Out, app, emit, quiet
 from tokencodes.errors import InputError
 from tokencodes.files import read_json
+from tokencodes.measured import significant
 
 if TYPE_CHECKING:
     from tokencodes.evaluate.evaluation import Asking
@@ -220,4 +221,4 @@ class _Shown:
         if now - self.last >= self.EVERY:
             self.last = now
             minutes, seconds = divmod(int(left), 60)
-            self.say(f"{done:,} of {of:,} requests, {rate:,.1f} a second, {minutes}:{seconds:02d} left")
+            self.say(f"{done:,} of {of:,} requests, {significant(rate)} a second, {minutes}:{seconds:02d} left")

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from tokencodes.cli.common import Json, Out, Preset, Sets, Track, app, emit, observer, quiet, stopped
 from tokencodes.errors import CheckFailed, InputError
+from tokencodes.measured import significant
 
 if TYPE_CHECKING:
     from tokencodes.parallel import World
@@ -113,18 +114,19 @@ def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) ->
     hours = facts.flops / (peak * 1e12) / 3600 if peak else None
     state = facts.state_bytes_of_a_rank(run, ranks, 8)
     memory = state + facts.activation_bytes
-    told, kept, fewer = (f"{count / 1e9:,.2f}" for count in (state, facts.activation_bytes, facts.activation_bytes_recomputed))
+    counts = (memory, state, facts.activation_bytes, facts.activation_bytes_recomputed)
+    whole, told, kept, fewer = (significant(count / 1e9) for count in counts)
     where = f"each of {ranks} ranks, {run.engine.sharding}" if ranks > 1 else "one process"
     rows: dict[str, str] = {
         "parameters": f"{facts.total_parameters:,} ({facts.input_parameters:,} of the input)",
-        f"memory of {where}, {run.engine.precision}": f"{memory / 1e9:,.2f} GB: state {told}, activations of a microbatch "
+        f"memory of {where}, {run.engine.precision}": f"{whole} GB: state {told}, activations of a microbatch "
         f"{kept} (were all blocks recomputed: {fewer})",
         "updates": f"{facts.updates:,}, each of {run.batch.windows_per_update:,} windows, {run.targets_per_update:,} targets",
         "targets": f"{facts.targets:,}",
         "FLOPs": f"{facts.flops:.3e}, {facts.flops_per_target:,} a target",
     }
     if hours is not None:
-        rows[f"time at {peak:g} TFLOP/s"] = f"{hours:,.1f} hours"
+        rows[f"time at {peak:g} TFLOP/s"] = f"{significant(hours)} hours"
     table = Table("", "", title=f"{run.arm}, seed {run.seed}: nothing is trained")
     for name, value in rows.items():
         table.add_row(name, value)
@@ -177,9 +179,11 @@ def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
     arms = account(study)
     table = Table("", *arms, title=f"{preset}: float32 training state, counted on the meta device")
     for key in next(iter(arms.values())):
-        cells = [facts[key] for facts in arms.values()]
-        told = [f"{c:,}" if isinstance(c, int) else f"{c:,.3f}" if isinstance(c, float) else str(c or "-")[:24] for c in cells]
-        table.add_row(key.replace("_", " "), *told)
+        values = [facts[key] for facts in arms.values()]
+        cells = [significant(value) if isinstance(value, float) else value for value in values]
+        table.add_row(
+            key.replace("_", " "), *(f"{cell:,}" if isinstance(cell, int) else str(cell or "-")[:24] for cell in cells)
+        )
     emit(as_json, {"preset": preset, "arms": arms}, table)
 
 
