@@ -122,4 +122,4 @@ def small_disk(tmp_path):
         return disk
 
     yield sized
-    subprocess.run(["umount", str(disk)], check=True)
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)  # a dataset may still be mapped from it

@@ -80,7 +80,7 @@ def test_damage_in_any_file_is_named_and_the_one_before_is_taken(copy, study, da
     (newest / "state.json").unlink()
     (copy / "result.json").unlink()
     result = train(study.run("gf2", 1), dataset, copy, Silent())
-    assert result["updates"] == 8
+    assert result.updates == 8
 
 
 def test_where_every_checkpoint_is_damaged_the_file_is_named_and_nothing_begins_anew(copy, study, dataset):

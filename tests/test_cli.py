@@ -76,6 +76,12 @@ def test_params_of_the_paper(capsys):
     assert [arms[arm]["buffer_entries"] for arm in ("learned", "binary", "gf2")] == [0, 786_432, 786_704]
 
 
+def test_a_small_norm_is_not_shown_as_zero(capsys):
+    assert run(["params", "quickstart", "--set", "arms.gf2.interface=gf2:scale=match"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "squared norm mean" in line)
+    assert "0.0768" in line
+
+
 def test_codes_certifies_and_draws(dataset, capsys, tmp_path):
     picture = tmp_path / "c.svg"
     command = ["codes", "binary:ids=ranked", "--vocab", "320", "--width", "36", "--dataset", str(dataset.path)]

@@ -189,3 +189,37 @@ def test_a_suite_that_cannot_be_scored_is_refused_before_training(change, said, 
     with pytest.raises(InputError, match=said):
         compare(tiny_study(dataset.path, evaluation=told), tmp_path / "study", Silent())
     assert not list(tmp_path.glob("study/*/*/metrics.jsonl"))
+
+
+class Listener(Silent):
+    """Keeps the lines for a person."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_the_time_left_counts_only_runs_that_are_still_to_be_trained(dataset, tmp_path, monkeypatch):
+    from tokencodes import study as module
+
+    counted: list[int] = []
+    monkeypatch.setattr(module, "_time_left", lambda spent, waiting: counted.append(waiting) or "")
+    arms = {"learned": {"interface": "learned"}, "gf2": {"interface": "gf2"}}
+    assert compare(tiny_study(dataset.path, arms=arms, budget={"targets": 64}), tmp_path, Silent())
+    assert counted == [3, 2, 1, 0]
+    counted.clear()
+    listener = Listener()
+    more = tiny_study(dataset.path, arms={**arms, "signed": {"interface": "binary:values=pm1"}}, budget={"targets": 64})
+    assert compare(more, tmp_path, listener)
+    assert counted == [1, 0]  # four of the six runs were finished
+    assert [line.partition(":")[0] for line in listener.lines] == ["run 3 of 6 done", "run 6 of 6 done"]
+
+
+def test_the_time_left_is_told_in_seconds_or_minutes():
+    from tokencodes.study import _time_left
+
+    assert _time_left([10.0, 20.0], 3) == "; about 45 s left"
+    assert _time_left([10.0, 20.0], 6) == "; about 2 min left"
+    assert _time_left([10.0], 0) == _time_left([], 3) == ""

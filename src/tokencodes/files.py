@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -7,11 +8,12 @@ import os
 import shutil
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tokencodes.errors import InputError, first_line
+from tokencodes.measured import significant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +38,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Temporary file, fsync, replace: a reader sees the old bytes or the new, never a part."""
+    """Temporary file, fsync, replace: a reader sees the old bytes or the new, never a part. A file that has these bytes already
+    is left alone, so that repeated work can be shown where nothing can be written."""
+    if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
+        return
     partial = path.with_name(f".tmp-{path.name}")
     try:
         with partial.open("wb") as file:
@@ -66,7 +71,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, and lists in lists, are no JSONDecodeError
         raise InputError(f"{path}: damaged ({error}); take a new copy or make it anew") from None
 
 
@@ -87,10 +92,9 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was not finished
         try:
             records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{path}, line {number}: damaged ({error.msg}); take a copy, or remove it and make it anew"
-            ) from None
+        except (ValueError, RecursionError) as error:
+            said = error.msg if isinstance(error, json.JSONDecodeError) else error
+            raise InputError(f"{path}, line {number}: damaged ({said}); take a copy, or remove it and make it anew") from None
     return records
 
 
@@ -121,23 +125,49 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not TOML ({error})") from None
 
 
 @contextmanager
 def only_one(folder: Path, named: Path | None = None) -> Iterator[None]:
     """Makes `folder` and holds it: two programs that write into one folder would undo each other's work. named: what its user
-    calls it."""
+    calls it. A folder that was made here, and into which nothing was written, is removed at the end.
+
+    A folder that cannot be written needs no lock: its contents can be read, and every write into it fails by itself.
+    """
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"{named or folder}: another program is writing here; wait for it, or choose another --out"
-            ) from None
-        yield
+    try:
+        with _lock_file(folder) as lock:
+            try:
+                if lock is not None:
+                    fcntl.flock(lock, (fcntl.LOCK_EX if lock.writable() else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{named or folder}: another program is writing here; wait for it, or choose another --out"
+                ) from None
+            yield
+    finally:
+        if made and folder.is_dir() and [entry.name for entry in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+        for parent in made:
+            with suppress(OSError):  # something is in it
+                parent.rmdir()
+
+
+@contextmanager
+def _lock_file(folder: Path) -> Iterator[TextIO | None]:
+    """The folder's lock file, open: to be written, or to be read where it cannot be written; None where there can be none."""
+    file = folder / LOCK
+    try:
+        opened: TextIO | None = file.open("w")
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM) or (not file.exists() and os.access(folder, os.W_OK)):
+            raise
+        opened = file.open() if file.exists() else None
+    with nullcontext() if opened is None else opened:
+        yield opened
 
 
 @contextmanager
@@ -149,11 +179,10 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
     """
     folder = folder.resolve()
     refuse_taken(folder, force)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder.parent).free
+    free = shutil.disk_usage(next(parent for parent in folder.parents if parent.exists())).free
     if free < needed_bytes:
-        needed, here = needed_bytes / 1e9, free / 1e9
-        raise InputError(f"{folder}: it needs about {needed:,.2f} GB and {here:,.2f} GB are free; name another --out")
+        needed, here = significant(needed_bytes / 1e9), significant(free / 1e9)
+        raise InputError(f"{folder}: it needs about {needed} GB and {here} GB are free; name another --out")
     partial = folder.with_name(f".tmp-{folder.name}")
     with only_one(partial, folder):
         try:

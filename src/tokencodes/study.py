@@ -19,15 +19,17 @@ from transformers import AutoTokenizer
 
 from tokencodes.data.dataset import Corpus
 from tokencodes.data.mixture import Mixture
-from tokencodes.data.windows import HeldOut, held_out_windows
+from tokencodes.data.windows import HeldOut
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
 from tokencodes.files import only_one, read_toml, write_json, write_text
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World, join
 from tokencodes.records import read_record
+from tokencodes.result import ResultRecord, read_result
 from tokencodes.study_records import FACTS, REMOVE_FIRST, SAMPLE, STUDY, YARDSTICKS, Yardsticks
 from tokencodes.train.account import account
+from tokencodes.train.checks import check_memory, check_model, check_named_text, check_order, check_text
 from tokencodes.train.config import FREE, RunConfig, StudyConfig
 from tokencodes.train.corpus import foreign
 from tokencodes.train.metrics import Observer
@@ -52,41 +54,67 @@ def compare(study: StudyConfig, out: Path, observer: Observer, stop: Stop | None
 
     InputError if `out` holds a study of another recipe, or something else.
     """
-    told = study.model_dump(mode="json", exclude_none=True)
+    text = tomli_w.dumps(_as_table(study))
     world = world or join(study.engine.device)
     with ExitStack() as held:
-        world.on_first(lambda: _hold(held, out, told))
-        return _compare(study, out, tomli_w.dumps(told), observer, stop or Stop(), world)
+        world.on_first(lambda: _hold(held, out, study))
+        return _compare(study, out, text, observer, stop or Stop(), world)
 
 
-def _hold(held: ExitStack, out: Path, told: dict[str, Any]) -> None:
-    _check_folder(out, told)
+def _hold(held: ExitStack, out: Path, study: StudyConfig) -> None:
+    check_folder(study, out)
     held.enter_context(only_one(out))
 
 
 def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop, world: World) -> bool:
     world.on_first(lambda: _check_evaluation(study))  # before hours of training
+    waiting = world.on_first(lambda: [name for _, name in runs(study) if read_result(out / name) is None])
+    _check_models(study, waiting, world)
     dataset = open_together(study.data, out, observer.say, world)
-    if not world.on_first(lambda: all((out / name / "result.json").is_file() for _, name in runs(study))):
+    if waiting:
         world.on_first(lambda: _check_requests(study, dataset))  # as soon as there is a tokenizer, before training
-    held_out = held_out_windows(dataset, study.model.context, study.heldout.windows)
-    world.on_first(lambda: _describe(study, out, text, dataset, held_out))
     planned, spent = list(runs(study)), list[float]()
+    held_out = check_text(planned[0][0], dataset, world.ranks)
+    for arm in study.arms:
+        check_order(study.run(arm, study.study.seeds[0]), dataset)
+    world.on_first(lambda: _describe(study, out, text, dataset, held_out))
     for number, (run, name) in enumerate(planned, 1):
         place = out / name
-        fresh = not world.on_first((place / "result.json").is_file)
-        result = train(run, dataset, place, observer, stop, world)
+        result = train(run, dataset, place, observer, stop, world, keep_divergence=True)
         if result is None:
             return False
-        if result["held_out_sha256"] != held_out.sha256:
+        if result.held_out_sha256 != held_out.sha256:
             raise InputError(f"{place}: measured on other held-out windows; remove the folder and repeat the command")
-        world.on_first(partial(_sample, place, held_out, run.seed))
-        spent.append(result["seconds"])
-        if fresh and world.first:
-            left = sum(spent) / len(spent) * (len(planned) - number) / 60
-            told = f"{run.arm} seed {run.seed}: held-out loss {result['held_out_loss']:.3f}"
-            observer.say(f"run {number} of {len(planned)} done: {told}; about {left:.0f} min left")
+        if not result.diverged:
+            world.on_first(partial(_sample, place, held_out, run.seed))
+            spent.append(result.seconds)
+        if name in waiting:
+            waiting.remove(name)
+            if world.first:
+                observer.say(f"run {number} of {len(planned)} {_outcome(result)}{_time_left(spent, len(waiting))}")
     return not study.evaluation.suite or world.on_first(partial(_evaluate, study, out, observer, stop))
+
+
+def _outcome(result: ResultRecord) -> str:
+    who = f"{result.arm} seed {result.seed}"
+    if result.divergence is not None:
+        return f"diverged: {who}: {result.divergence.reason}; it has no score, and the study goes on"
+    return f"done: {who}: held-out loss {result.held_out_loss:.3f}"
+
+
+def _time_left(spent: list[float], waiting: int) -> str:
+    """How long the runs that are still to be trained take, by the mean of those that are done; nothing if there is none."""
+    if not waiting or not spent:
+        return ""
+    seconds = sum(spent) / len(spent) * waiting
+    return f"; about {seconds:.0f} s left" if seconds < 90 else f"; about {seconds / 60:,.0f} min left"
+
+
+def _check_models(study: StudyConfig, waiting: list[str], world: World) -> None:
+    """InputError, on every rank, where a run that is still to be trained has a code or a model that cannot be built here."""
+    for run in {run.arm: run for run, name in runs(study) if name in waiting}.values():
+        check_memory(run, world)
+        world.on_first(partial(check_model, run))
 
 
 class _Stopped(Exception):
@@ -126,7 +154,7 @@ def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
 
 
 def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> bool:
-    """Scores every run on the suite; False if a stop was asked for: what is scored by then is kept."""
+    """Scores every run on the suite but those that diverged; False if a stop was asked for: what is scored by then is kept."""
     from tokencodes.evaluate.evaluation import Asking, evaluate, identity, kept_evaluation, same
     from tokencodes.evaluate.subject import context_limit, open_evaluated
     from tokencodes.evaluate.suites import benchmarks
@@ -138,6 +166,8 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
             raise _Stopped
 
     for _, name in runs(study):
+        if _diverged(out / name):
+            continue
         subject = open_evaluated(str(out / name / "model"), None, study.engine.device, "float32")
         limit = context_limit(subject.model.config, asked.context)
         asking = Asking(chosen, Path(asked.data) if asked.data else None, limit, subject.texts.prefix, asked.documents)
@@ -155,15 +185,23 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
     return True
 
 
+def _diverged(run_folder: Path) -> bool:
+    result = read_result(run_folder)
+    return result is not None and result.diverged
+
+
 def _describe(study: StudyConfig, out: Path, text: str, dataset: Corpus, held_out: HeldOut) -> None:
-    """Writes what the study is, and what its losses are compared with."""
-    write_text(out / STUDY, text)  # only now, so that a configuration that cannot work does not claim the folder
+    """Writes what the study is, and what its losses are compared with. All of it is computed before anything is written, so
+    that a configuration that cannot work does not claim the folder."""
     key = {"held_out_sha256": held_out.sha256, "dataset_fingerprint": dataset.fingerprint}
-    file = out / YARDSTICKS
+    facts, file = _facts(study, dataset), out / YARDSTICKS
     kept = read_record(file, Yardsticks, REMOVE_FIRST) if file.is_file() else None
-    if kept is None or {name: getattr(kept, name) for name in key} != key:
-        write_json(file, {**asdict(fit_and_score(dataset, held_out.ids_NT1)), **key})
-    write_json(out / FACTS, _facts(study, dataset))
+    fresh = kept is None or {name: getattr(kept, name) for name in key} != key
+    yardsticks = {**asdict(fit_and_score(dataset, held_out.ids_NT1)), **key} if fresh else None
+    write_text(out / STUDY, text)
+    if yardsticks is not None:
+        write_json(file, yardsticks)
+    write_json(out / FACTS, facts)
 
 
 def _sample(run_folder: Path, held_out: HeldOut, seed: int) -> None:
@@ -196,11 +234,17 @@ def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
     }
 
 
-def _check_folder(out: Path, told: dict[str, Any]) -> None:
+def _as_table(study: StudyConfig) -> dict[str, Any]:
+    """A study as study.toml has it."""
+    return study.model_dump(mode="json", exclude_none=True)
+
+
+def check_folder(study: StudyConfig, out: Path) -> None:
+    """A folder belongs to one recipe for good; InputError if it holds a study of another, or something else."""
     saved = out / STUDY
     if saved.is_file():
         before = flatten(read_toml(saved))
-        now = flatten(told)
+        now = flatten(_as_table(study))
         for key in sorted((before.keys() | now.keys()) - FREE):
             if before.get(key) != now.get(key) and key.split(".")[0] not in ("arms", "study", "evaluation"):
                 raise InputError(
@@ -209,6 +253,14 @@ def _check_folder(out: Path, told: dict[str, Any]) -> None:
                 )
     elif out.is_dir() and foreign(out):
         raise InputError(f"{out}: neither empty nor a study's folder (it holds {foreign(out)}); choose another --out")
+
+
+def check_study(study: StudyConfig, out: Path) -> None:
+    """What is checked of a study that is to be trained elsewhere: its folder, codes and models, its text if that is here."""
+    check_folder(study, out)
+    for arm in study.arms:
+        check_model(study.run(arm, study.study.seeds[0]))
+    check_named_text(study.run(study.study.baseline, study.study.seeds[0]))
 
 
 def _facts(study: StudyConfig, dataset: Corpus) -> dict[str, Any]:

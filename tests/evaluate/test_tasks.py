@@ -21,7 +21,6 @@ from tokencodes.evaluate.tasks import (
     make_tasks,
     names_of,
     read_rows,
-    statistics_here,
     subjects,
 )
 
@@ -115,10 +114,6 @@ def test_lm_eval_must_be_the_release_that_is_meant(monkeypatch):
     monkeypatch.setattr(tasks, "version", absent)
     with pytest.raises(InputError, match="evaluation needs lm-eval: pip install"):
         harness()
-    statistics_here()
-    monkeypatch.setattr(tasks, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="contrasts need statsmodels"):
-        statistics_here()
 
 
 def test_lm_eval_is_made_quick_and_quiet_once():

@@ -160,9 +160,13 @@ def test_codes_that_the_spec_alone_does_not_give_are_named_not_drawn(dataset, tm
         "learned": {"interface": "learned"},
         "ranked": {"interface": "binary:ids=ranked"},
         "coded": {"interface": "learned-code"},
+        "small": {"interface": "binary:scale=match"},
     }
     study = tiny_study(dataset.path, arms=arms, study={"seeds": [1]}, budget={"targets": 64})
     assert compare(study, tmp_path / "study", Silent())
     page = Page(write_report(tmp_path / "study")[0].read_text(encoding="utf-8"))
     assert "Not drawn: ranked" in page.words
-    assert not any("Codebook of" in value for _, name, value in page.attributes if name == "aria-label")
+    norms = page.words[page.words.index("mean squared norm") :].split("Counted on")[0]
+    assert norms.split()[-1] == "0.0144"  # a squared norm of width · 0.02²
+    labels = [value for _, name, value in page.attributes if name == "aria-label"]
+    assert [label for label in labels if "Codebook of" in label] == ["Codebook of small"]

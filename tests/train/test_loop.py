@@ -59,11 +59,11 @@ def test_stopped_and_resumed_is_bitwise_the_undisturbed_run(arm, halfway, study,
     assert train(run, dataset, tmp_path / arm, StopAfter(halfway, stop), stop) is None
     assert checkpoint.read_state(checkpoint.find(tmp_path / arm)).update == halfway
     result = train(run, dataset, tmp_path / arm, Silent())
-    assert result["updates"] == 8
+    assert result.updates == 8
     old, new = weights(undisturbed[arm]), weights(tmp_path / arm)
     assert all(torch.equal(old[name], new[name]) for name in old)
     assert records(tmp_path / arm) == records(undisturbed[arm])
-    assert result["windows_sha256"] == read_json(undisturbed[arm] / "result.json")["windows_sha256"]
+    assert result.windows_sha256 == read_json(undisturbed[arm] / "result.json")["windows_sha256"]
 
 
 def test_every_arm_saw_the_same_windows(undisturbed):
@@ -121,7 +121,7 @@ def test_microbatches_only_cut_the_work(dataset, tmp_path):
 
 def test_the_budget_ends_at_the_first_boundary_that_reaches_it(dataset, tmp_path):
     result = train(tiny_study(dataset.path, budget={"targets": 65}).run("gf2", 1), dataset, tmp_path, Silent())
-    assert (result["updates"], result["targets"]) == (2, 128)
+    assert (result.updates, result.targets) == (2, 128)
 
 
 def test_the_last_update_can_be_replayed(undisturbed, study):
@@ -159,7 +159,7 @@ def test_the_block_whose_output_is_the_first_that_is_not_finite_is_named(study, 
 def test_a_finished_run_is_not_run_again(study, dataset, undisturbed):
     before = (undisturbed["gf2"] / "metrics.jsonl").stat().st_mtime_ns
     result = train(study.run("gf2", 1), dataset, undisturbed["gf2"], Silent())
-    assert result["updates"] == 8
+    assert result.updates == 8
     assert (undisturbed["gf2"] / "metrics.jsonl").stat().st_mtime_ns == before
 
 

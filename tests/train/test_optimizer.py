@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from tests.conftest import fresh_model, tiny_study
 from tokencodes.train.config import OptimizerConfig
@@ -48,3 +49,25 @@ def test_the_optimizer_holds_every_parameter_once():
     assert (decay["weight_decay"], rest["weight_decay"]) == (0.25, 0.0)
     held = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(p) for p in model.parameters())
+
+
+def test_the_rates_of_a_short_schedule_one_by_one():
+    config = OptimizerConfig(peak_lr=1.0, min_lr=0.2, warmup_updates=2, schedule_updates=6)
+    expected = [0.5, 1.0, 1.0]  # warm-up; the cosine begins at the peak
+    expected += [0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * quarter / 4)) for quarter in (1, 2, 3)]
+    expected += [0.2, 0.2, 0.2]
+    assert [learning_rate(update, config) for update in range(9)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_optimizer_begins_with_a_state_that_is_ready_and_empty():
+    model = fresh_model(tiny_study("unused").run("learned", 1))
+    config = OptimizerConfig(peak_lr=3e-3, beta1=0.8, beta2=0.7, eps=1e-5)
+    optimizer = build_optimizer(model, config)
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["betas"], group["eps"], group["fused"]) == (3e-3, (0.8, 0.7), 1e-5, True)
+    assert set(optimizer.state) == set(model.parameters())
+    for parameter, state in optimizer.state.items():
+        assert (state["step"].dtype, state["step"].shape, float(state["step"])) == (torch.float32, (), 0.0)
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert state[name].shape == parameter.shape
+            assert not state[name].requires_grad and not state[name].any()

@@ -114,8 +114,8 @@ def test_a_clock_that_jumps_changes_nothing(study, dataset, undisturbed, tmp_pat
     result = train(study.run("gf2", 1), dataset, tmp_path / "gf2", Silent())
     expected = read_json(undisturbed / "result.json")
     for key in ("held_out_loss", "windows_sha256", "updates", "targets"):
-        assert result[key] == expected[key]
-    assert 0 < result["seconds"] < 60
+        assert getattr(result, key) == expected[key]
+    assert 0 < result.seconds < 60
     assert all(line["seconds"] > 0 and line["rate"] > 0 for line in _updates(tmp_path / "gf2"))
 
 
@@ -137,8 +137,8 @@ def test_another_engine_may_go_on_with_a_run_and_another_precision_or_recipe_may
         assert told in str(refused.value)
     run = tiny_study(dataset.path, engine={"recompute": 1, "head": "torch"}).run("gf2", 1)
     result = train(run, dataset, tmp_path / "gf2", Silent())
-    assert result["held_out_loss"] == pytest.approx(read_json(undisturbed / "result.json")["held_out_loss"], rel=2e-6)
-    assert result["environment"]["recompute"] == 1
+    assert result.held_out_loss == pytest.approx(read_json(undisturbed / "result.json")["held_out_loss"], rel=2e-6)
+    assert result.environment["recompute"] == 1
     starts = [line for line in read_json_lines(tmp_path / "gf2" / "metrics.jsonl") if line["kind"] == "start"]
     assert [line["update"] for line in starts] == [0, 6]
     assert [line["surroundings"]["recompute"] for line in starts] == [0, 1]

@@ -43,6 +43,47 @@ def test_every_value_has_an_origin():
     assert origins["optimizer.eps"] == "default"
 
 
+def test_a_section_that_is_set_whole_is_the_origin_of_its_values():
+    _, origins = read_study("quickstart", ['arms.gf2={interface="gf2:seed=1"}'])
+    assert origins["arms.gf2.interface"] == origins["arms.gf2.overrides"] == """--set arms.gf2={interface="gf2:seed=1"}"""
+    assert origins["arms.learned.interface"] == "preset quickstart"
+
+
+@pytest.mark.parametrize(
+    ("sets", "complaint"),
+    [
+        (["model.hidden_size=[96,128]"], "--set model.hidden_size=[96,128]: model.hidden_size = [96, 128]: Input should be"),
+        (["optimizer.peak_rl=1"], "--set optimizer.peak_rl=1: unknown key"),
+        (["model=3"], "--set model=3: model = 3: must be a table"),
+        (["arms.x={interface=3}"], "--set arms.x={interface=3}: arms.x.interface = 3"),
+        (["model.hidden_size=8"], "preset quickstart with --set model.hidden_size=8: model: hidden_size 8 over 3 heads"),
+        (["model.context=32", "study.baseline=lerned"], "preset quickstart with --set model.context=32, --set study.base"),
+    ],
+)
+def test_the_error_names_the_set_option_that_is_wrong_and_not_the_preset(sets, complaint):
+    with pytest.raises(InputError) as caught:
+        read_study("quickstart", sets)
+    assert str(caught.value).startswith(complaint)
+
+
+def test_what_is_wrong_in_a_file_names_the_file(tmp_path):
+    (tmp_path / "preset.toml").write_text("[model]\nhidden_size = [96]\n")
+    with pytest.raises(InputError, match=rf"^{tmp_path}/preset\.toml: "):
+        read_study(str(tmp_path / "preset.toml"), ["model.context=16"])
+
+
+@pytest.mark.parametrize("text", ["", "arm = 3", "[model]\nhidden_size = 'wide'", "seed = -1", "interface = 'gf3'"])
+def test_a_saved_configuration_with_wrong_contents_is_one_line(text, tmp_path):
+    write_run(tmp_path / "config.toml", tiny_study("somewhere").run("gf2", 1))
+    kept = (tmp_path / "config.toml").read_text() if text.startswith(("seed", "interface")) else ""
+    key = text.partition(" ")[0]
+    lines = [line for line in kept.splitlines() if not line.startswith(f"{key} ")]
+    (tmp_path / "config.toml").write_text("\n".join([text, *lines]) + "\n")
+    with pytest.raises(InputError, match=r"config\.toml: ") as caught:
+        read_run(tmp_path / "config.toml")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("sets", "complaint"),
     [

@@ -170,7 +170,7 @@ def test_a_run_ends_in_the_same_bits_with_a_tracker_that_fails_in_the_midst(stud
         train(study.run("gf2", 1), dataset, tmp_path / name, observer)
         for name, observer in (("plain", Silent()), ("tracked", Several([Silent(), fake])))
     ]
-    assert len({(one["held_out_loss"], one["windows_sha256"]) for one in results if one}) == 1
+    assert len({(run.held_out_loss, run.windows_sha256) for run in results if run}) == 1
 
 
 def test_an_error_of_another_observer_is_no_trackers():

@@ -19,6 +19,7 @@ from tokencodes.checkpoint.layout import REPLAY, checkpoints, update_of
 from tokencodes.codes import InterfaceSpec
 from tokencodes.files import read_toml
 from tokencodes.records import Record, checked, read_record
+from tokencodes.result import ResultRecord, read_result
 
 
 class Known(Record):
@@ -86,29 +87,6 @@ class RunKeys(Known):
     batch: BatchKeys
 
 
-class Surroundings(Known):
-    """`environment` of result.json."""
-
-    dtype: str
-
-
-class ResultKeys(Known):
-    """result.json of a finished run. Losses in nats a target; none where the run has no finite one."""
-
-    arm: str
-    seed: int
-    spec_sha256: str
-    codebook_sha256: str | None
-    updates: int
-    targets: int
-    held_out_loss: float | None = None
-    bits_per_byte: float | None = None
-    held_out_targets: int
-    dataset_fingerprint: str
-    start_sha256: str
-    environment: Surroundings
-
-
 class ModelKeys(Known):
     """config.json of a model of ours."""
 
@@ -147,7 +125,7 @@ class Origin:
 
     folder: Path
     config: RunKeys
-    result: ResultKeys | None
+    result: ResultRecord | None
     update: int
 
 
@@ -180,14 +158,14 @@ def origin_of(place: Path) -> Origin | None:
     try:
         config = checked(read_toml(folder / "config.toml"), RunKeys, "config.toml", "")
         model = read_record(place / "config.json", ModelKeys)
-        result = read_record(folder / "result.json", ResultKeys) if (folder / "result.json").is_file() else None
+        result = read_result(folder)
         update = _update(place, folder, model, result)
         return Origin(folder, config, result, update) if update is not None and _agree(config, model, result) else None
     except ValueError:  # InputError among them: files of another program, or damaged ones
         return None
 
 
-def _agree(config: RunKeys, model: ModelKeys, result: ResultKeys | None) -> bool:
+def _agree(config: RunKeys, model: ModelKeys, result: ResultRecord | None) -> bool:
     """Whether a run's configuration and result are those of a model."""
     body = config.model
     pairs: list[tuple[object, object]] = [
@@ -217,7 +195,7 @@ def _settled_alike(asked: str, settled: str) -> bool:
     return same and (one.matrix is None) == (other.matrix is None)
 
 
-def _update(place: Path, folder: Path, model: ModelKeys, result: ResultKeys | None) -> int | None:
+def _update(place: Path, folder: Path, model: ModelKeys, result: ResultRecord | None) -> int | None:
     """After which update a checkpoint or a model of a run was made; None where the files of the run say otherwise."""
     place = place.resolve()
     number = int(place.name.removeprefix("update-")) if place.name != "model" else result.updates if result else None

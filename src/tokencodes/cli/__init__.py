@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 from tokencodes.cli import data, evaluate, export, models, runs, submit  # noqa: F401 (each adds its commands)
 from tokencodes.cli.common import app
 from tokencodes.cli.printing import note, speaks
-from tokencodes.errors import CheckFailed, Elsewhere, InputError, pass_on_interruption
+from tokencodes.errors import CheckFailed, Elsewhere, InputError, first_line, pass_on_interruption
 
 INTERRUPTED = "interrupted; what was finished is intact, and the same command goes on from there"
 NOTHING_WRITTEN = "interrupted; nothing was written, and the same command begins anew"
@@ -48,6 +48,12 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return _complain(interrupted, 130)
+    except MemoryError as error:
+        return _no_memory(error)
+    except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's, of a GPU or not
+            return _no_memory(error)
+        raise
     except TyperException as error:
         told = error.format_message()
         command = [arguments[0]] if arguments and not arguments[0].startswith("-") else []
@@ -73,6 +79,12 @@ def _called(arguments: list[str]) -> int | None:
         pass_on_interruption(error)
         raise
     return status
+
+
+def _no_memory(error: Exception) -> int:
+    return _complain(
+        f"not enough memory ({first_line(error)}); lower the sizes that were asked for. What was finished is intact", 2
+    )
 
 
 def _complain(line: str, status: int) -> int:

@@ -10,6 +10,7 @@ import typer
 from tokencodes.cli.common import Json, Out, app, quiet
 from tokencodes.cli.printing import Table, emit, note, say
 from tokencodes.errors import InputError
+from tokencodes.measured import significant
 
 if TYPE_CHECKING:
     from tokencodes.evaluate.evaluation import Asking
@@ -224,6 +225,7 @@ def _refuse_other(out: Path, whole: str, *parts: str) -> None:
 def _table(found: dict[str, Any]) -> Table:
     from tokencodes.evaluate.audit import title_of
     from tokencodes.evaluate.suites import NOT_METRICS
+    from tokencodes.measured import OVERFLOW
     from tokencodes.report.contrasts import scaled
 
     table = Table("benchmark", "documents", "metric", "value", "ties", title=found["identity"]["model"])
@@ -231,8 +233,9 @@ def _table(found: dict[str, Any]) -> Table:
         for metric, value in values.items():
             if metric not in NOT_METRICS:
                 ties = values.get("ties", {}).get(metric, {}).get("best")
-                shown = "-" if ties is None else f"{ties:,}"
-                table.add_row(title_of(name), f"{values['documents']:,}", metric, scaled(metric, value), shown)
+                tied = "-" if ties is None else f"{ties:,}"
+                shown = OVERFLOW if value is None else scaled(metric, value)
+                table.add_row(title_of(name), f"{values['documents']:,}", metric, shown, tied)
     return table
 
 
@@ -250,4 +253,4 @@ class _Shown:
         if now - self.last >= self.EVERY:
             self.last = now
             minutes, seconds = divmod(int(left), 60)
-            self.say(f"{done:,} of {of:,} requests, {rate:,.1f} a second, {minutes}:{seconds:02d} left")
+            self.say(f"{done:,} of {of:,} requests, {significant(rate)} a second, {minutes}:{seconds:02d} left")

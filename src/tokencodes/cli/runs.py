@@ -10,6 +10,7 @@ import typer
 from tokencodes.cli.common import Json, Out, Preset, Sets, Track, app, observer, quiet, stopped
 from tokencodes.cli.printing import Table, emit
 from tokencodes.errors import CheckFailed, InputError
+from tokencodes.measured import significant
 
 if TYPE_CHECKING:
     from tokencodes.parallel import World
@@ -62,6 +63,8 @@ def train(
 ) -> None:
     """Train one run. Repeating the command goes on where it stopped."""
     from tokencodes.parallel import join
+    from tokencodes.result import read_result
+    from tokencodes.train.checks import check_memory, check_model
     from tokencodes.train.corpus import check_folder
     from tokencodes.train.run import open_together
     from tokencodes.train.run import train as train_run
@@ -71,14 +74,18 @@ def train(
     quiet()
 
     study, _ = read_study(preset, sets or [])
-    run = study.run(arm or study.study.baseline, study.study.seeds[0] if seed is None else seed)
+    run = study.chosen_run(arm, seed)
     if dry_run:
         _dry_run(run, peak, ranks, as_json)
         return
     if ranks > 1 or peak is not None:
         raise InputError("--ranks and --peak belong to --dry-run; several ranks are begun by torchrun (see docs/training.md)")
-    watcher, world = observer(as_json, track, out), join(run.engine.device)
+    world = join(run.engine.device)
     world.on_first(lambda: check_folder(out, run))
+    if world.on_first(lambda: read_result(out)) is None:
+        check_memory(run, world)
+        world.on_first(lambda: check_model(run))  # before text is prepared
+    watcher = observer(as_json, track, out)
     if replay is not None:
         with world.together():
             _replay(run, out, replay, as_json, world)
@@ -88,33 +95,38 @@ def train(
     if result is None:
         stopped(as_json, out)
         return
-    told = (
-        f"held-out loss {result['held_out_loss']:.4f} nats a target, {result['bits_per_byte']:.4f} bits a byte; see {out}/model"
-    )
-    emit(as_json, {"done": True, "out": str(out), **result}, told)
+    values = {"done": True, "out": str(out), **result.model_dump(mode="json")}
+    if result.divergence is not None:
+        emit(as_json, values, f"{out}: the run has ended without a score; see {out}/result.json")
+        raise CheckFailed(f"{out}: diverged in update {result.divergence.update}: {result.divergence.reason}")
+    score = f"held-out loss {result.held_out_loss:.4f} nats a target, {result.bits_per_byte:.4f} bits a byte"
+    emit(as_json, values, f"{score}; see {out}/model")
 
 
 def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) -> None:
     from tokencodes.data.loader import rank_indices
     from tokencodes.train.account import account_run
 
+    if peak is not None and not math.isfinite(peak):
+        raise InputError(f"--peak {peak}: a rate in TFLOP/s, such as 400")
     rank_indices(0, run.batch.windows_per_update, 0, ranks)
     facts = account_run(run)
     hours = facts.flops / (peak * 1e12) / 3600 if peak else None
     state = facts.state_bytes_of_a_rank(run, ranks, 8)
     memory = state + facts.activation_bytes
-    told, kept, fewer = (f"{count / 1e9:,.2f}" for count in (state, facts.activation_bytes, facts.activation_bytes_recomputed))
+    counts = (memory, state, facts.activation_bytes, facts.activation_bytes_recomputed)
+    whole, told, kept, fewer = (significant(count / 1e9) for count in counts)
     where = f"each of {ranks} ranks, {run.engine.sharding}" if ranks > 1 else "one process"
     rows: dict[str, str] = {
         "parameters": f"{facts.total_parameters:,} ({facts.input_parameters:,} of the input)",
-        f"memory of {where}, {run.engine.precision}": f"{memory / 1e9:,.2f} GB: state {told}, activations of a microbatch "
+        f"memory of {where}, {run.engine.precision}": f"{whole} GB: state {told}, activations of a microbatch "
         f"{kept} (were all blocks recomputed: {fewer})",
         "updates": f"{facts.updates:,}, each of {run.batch.windows_per_update:,} windows, {run.targets_per_update:,} targets",
         "targets": f"{facts.targets:,}",
         "FLOPs": f"{facts.flops:.3e}, {facts.flops_per_target:,} a target",
     }
     if hours is not None:
-        rows[f"time at {peak:g} TFLOP/s"] = f"{hours:,.1f} hours"
+        rows[f"time at {peak:g} TFLOP/s"] = f"{significant(hours)} hours"
     table = Table("", "", title=f"{run.arm}, seed {run.seed}: nothing is trained")
     for name, value in rows.items():
         table.add_row(name, value)
@@ -167,9 +179,9 @@ def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
     arms = account(study)
     table = Table("", *arms, title=f"{preset}: float32 training state, counted on the meta device")
     for key in next(iter(arms.values())):
-        cells = [facts[key] for facts in arms.values()]
-        told = [f"{c:,}" if isinstance(c, int) else f"{c:,.3f}" if isinstance(c, float) else str(c or "-") for c in cells]
-        table.add_row(key.replace("_", " "), *told)
+        values = [facts[key] for facts in arms.values()]
+        cells = [significant(value) if isinstance(value, float) else value for value in values]
+        table.add_row(key.replace("_", " "), *(f"{cell:,}" if isinstance(cell, int) else str(cell or "-") for cell in cells))
     emit(as_json, {"preset": preset, "arms": arms}, table)
 
 

@@ -106,9 +106,11 @@ def executor_of(job: Job, cluster: str) -> Any:
 
 
 def out_of(command: list[str]) -> Path:
-    """The folder of a command, whose options are checked as it will check them when its time has come. InputError otherwise."""
+    """The folder of a command, which is checked as it will be when its time has come. InputError where it would be refused."""
     from typer.main import get_command
 
+    from tokencodes.study import check_study
+    from tokencodes.train.checks import check_run
     from tokencodes.train.settings import read_study
 
     name = command[0] if command else ""
@@ -119,9 +121,9 @@ def out_of(command: list[str]) -> Path:
     if options.get("dry_run") or options.get("replay") is not None:
         raise InputError("submit: --dry-run and --replay are answered at once; give the command without submit")
     study, _ = read_study(options["preset"], options["sets"] or [])
-    if name == "train":
-        study.run(options["arm"] or study.study.baseline, study.study.seeds[0])
-    return Path(options["out"]).absolute()
+    out = Path(options["out"]).absolute()
+    check_run(study.chosen_run(options["arm"], options["seed"]), out) if name == "train" else check_study(study, out)
+    return out
 
 
 def _sbatch(file: Path) -> str:
@@ -165,9 +167,10 @@ def submit(
     if write is None and shutil.which("sbatch") is None:
         raise InputError("no sbatch here; run the command where Slurm's commands are, or write the file by --write FILE")
     file, number, log = write or out / "slurm" / "job.sh", None, out / "slurm" / "%j.log"
+    executor = executor_of(job, "slurm") if through == "submitit" else None
     (out / "slurm").mkdir(parents=True, exist_ok=True)  # Slurm makes no folder for a log, and a job without one dies in silence
-    if through == "submitit":
-        submitted = executor_of(job, "slurm").submit(Launch(job))
+    if executor is not None:
+        submitted = executor.submit(Launch(job))
         number, log = str(submitted.job_id), Path(submitted.paths.stdout)
     else:
         write_text(file, batch_file(job))

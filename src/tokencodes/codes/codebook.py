@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 
 from tokencodes.codes import assign, gf2, lift, words
 from tokencodes.codes.gf2 import Bits
-from tokencodes.codes.spec import LINEAR, InterfaceSpec, minimal_width
+from tokencodes.codes.spec import LINEAR, VOCABULARY_BOUND, InterfaceSpec, minimal_width
 from tokencodes.errors import InputError, first_line
 from tokencodes.files import map_array
+from tokencodes.memory import require_memory
 
 Given = dict[str, NDArray[Any]]
 PACK_ABOVE = 16  # wider words of bits are stored packed, V·K/8 bytes; narrower ones as the paper counts them
 CACHED_ENTRIES = 1 << 24
-MOST_ENTRIES = 1 << 32  # of a codebook: 4 GB of bits, 16 GB of floats
 BLOCK_ROWS = 4096
 DIGEST_ABOVE = 64  # bytes of a row
 MOST_WIDTH = 4096  # of a matrix in a file; elimination takes seconds there
 MOST_BYTES = 1 << 30  # of that file
+NARROWER = "lower width= or base="
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +102,7 @@ class Codebook:
 
     def gram(self, hidden_size: int) -> NDArray[np.float64]:
         """zᵀz, float64[K, K]: the singular values of z are the roots of its eigenvalues."""
+        require_memory(8 * self.width**2, f"interface {str(self.spec)!r}: products of {self.width:,} coordinates", NARROWER)
         total = np.zeros((self.width, self.width))
         for block in self.blocks(hidden_size):
             total += block.T @ block
@@ -237,18 +239,25 @@ def build_codebook(spec: InterfaceSpec, vocab_size: int, given: Given | None = N
         raise ValueError("a learned table has no codebook")
     if vocab_size < 1:
         raise InputError(f"interface {str(spec)!r}: a vocabulary of {vocab_size} tokens has no codes")
-    entries = vocab_size * spec.code_width(vocab_size)
-    if entries > MOST_ENTRIES:
+    if vocab_size > VOCABULARY_BOUND:
         raise InputError(
-            f"interface {str(spec)!r}: {entries:,} numbers for a vocabulary of {vocab_size:,} tokens; at most {MOST_ENTRIES:,} "
-            "are possible; give a smaller vocabulary or width"
+            f"interface {str(spec)!r}: a vocabulary of {vocab_size:,} tokens is beyond the {VOCABULARY_BOUND:,} that are "
+            "possible here; lower it"
         )
     missing = [name for name in spec.given if name not in (given or {})]
     if missing:
         raise InputError(f"interface {str(spec)!r}: its {missing[0]} comes with a model or a dataset, not from the spec")
-    if given or entries > CACHED_ENTRIES:
+    what = f"interface {str(spec)!r} for {vocab_size:,} tokens"
+    require_memory(codebook_bytes(spec, vocab_size), what, f"{NARROWER}, or the vocabulary")
+    if given or vocab_size * spec.code_width(vocab_size) > CACHED_ENTRIES:
         return _build(spec, vocab_size, given or {})
     return _cached(spec, vocab_size)
+
+
+def codebook_bytes(spec: InterfaceSpec, vocab_size: int) -> int:
+    """What building a codebook takes at least: words of V tokens, their numbers, and the K×K matrix of gf2."""
+    width = spec.code_width(vocab_size)
+    return vocab_size * (width * (1 if spec.binary_valued else 4) + 8) + (width**2 if spec.kind == "gf2" else 0)
 
 
 @lru_cache(maxsize=4)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokencodes import philox
+from tokencodes.memory import require_memory
 
 COPYING = ("tile", "interleave", "pad")
 
@@ -31,6 +32,8 @@ def orthogonal(width: int, hidden_size: int, seed: int) -> NDArray[np.float32]:
 
     Its bytes depend on the linear algebra library, so it travels with a model and is checked by hash.
     """
+    needed = 16 * hidden_size * width  # float64, the Gaussian matrix and its columns
+    require_memory(needed, f"lift=orthogonal from {width:,} coordinates to {hidden_size:,} channels", "lower width=")
     random = np.random.Generator(np.random.Philox(key=np.array(philox.key(seed, "lift"), dtype=np.uint64)))
     q, r = np.linalg.qr(random.standard_normal((hidden_size, width)))
     return (q * np.sign(np.diag(r)) * np.sqrt(hidden_size / width)).astype(np.float32)

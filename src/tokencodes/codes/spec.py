@@ -21,6 +21,7 @@ from tokencodes.errors import InputError, nearest
 SPEC_VERSION = 1
 PAPER_SEED = 12345  # the paper's code seed
 PAPER_MIN_WEIGHT = 4
+VOCABULARY_BOUND, WIDTH_BOUND = 1 << 24, 1 << 20  # the most tokens of a vocabulary, and channels of a model
 
 LINEAR = ("binary", "gf2", "gray", "ecc")  # each bit is a parity of bits of the word's number
 BITS = (*LINEAR, "random", "digits")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from tokencodes.data.convert import Progress
+from tokencodes.measured import significant
 
 EVERY = 5.0  # seconds between lines
 
@@ -42,7 +43,7 @@ class Meter:
         share = (self._read + self._found) / self._total if self._total else self._done_inputs / max(1, self._inputs)
         return (
             f"prepared {self._done_inputs:,} of {self._inputs:,} inputs, {share:.0%}: {self._tokens:,} tokens, "
-            f"{self._text / seconds / 1e6:.1f} MB/s of text, {self._tokens / seconds / 1e6:.2f} M tokens/s, "
+            f"{significant(self._text / seconds / 1e6)} MB/s of text, {significant(self._tokens / seconds / 1e6)} M tokens/s, "
             f"{_clock(max(0.0, left))} left"
         )
 

@@ -43,6 +43,7 @@ from tokencodes.evaluate.suites import EMBEDDED, Benchmark
 from tokencodes.evaluate.tasks import TaskOf, make_tasks
 from tokencodes.evaluate.texts import Texts
 from tokencodes.files import only_one
+from tokencodes.measured import perplexity
 
 CHECKED = 64  # requests that go through the second scorer, shared among benchmarks
 
@@ -237,8 +238,8 @@ def _documents(
 
 
 def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By benchmark: its metrics over documents, as fractions; perplexities and bits per byte where they are what is meant; of
-    multiple choice also the ties (`ties_of`)."""
+    """By benchmark: its metrics over documents, as fractions. Perplexities and bits per byte where they are what is meant; a
+    perplexity that overflows is None. Of multiple choice also the ties (`ties_of`)."""
     found = {}
     for one in benchmarks:
         some = [record for record in documents if record["task"].partition("/")[0] == one.name]
@@ -246,7 +247,7 @@ def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]
         if one.endpoint == "bits_per_byte":
             nats, words, size = (math.fsum(record[key] for record in some) for key in ("nats", "words", "bytes"))
             lost = [record["lost_bytes"] for record in some]
-            told |= {"word_perplexity": math.exp(nats / words), "byte_perplexity": math.exp(nats / size)}
+            told |= {"word_perplexity": perplexity(nats / words), "byte_perplexity": perplexity(nats / size)}
             told |= {"bits_per_byte": nats / size / math.log(2), "lost_bytes": None if None in lost else sum(lost)}
         else:
             for name in ("acc", "acc_norm"):
@@ -256,7 +257,7 @@ def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]
             if some and "choices" in some[0]:
                 told["ties"] = ties_of(some)
             elif some:
-                told["perplexity"] = math.exp(math.fsum(record["nats"] for record in some) / len(some))
+                told["perplexity"] = perplexity(math.fsum(record["nats"] for record in some) / len(some))
         found[one.name] = told
     return found
 

@@ -102,10 +102,10 @@ class BenchmarkResult(Record):
     ties: dict[str, Ties] | None = None
 
     @property
-    def given(self) -> dict[str, float]:
-        """The metrics that it has, by name."""
-        values = ((name, getattr(self, name)) for name in type(self).model_fields if name not in NOT_METRICS)
-        return {name: value for name, value in values if value is not None}
+    def given(self) -> dict[str, float | None]:
+        """The metrics that it has, by name. None: a perplexity that overflows."""
+        names = [name for name in type(self).model_fields if name in self.model_fields_set - {*NOT_METRICS}]
+        return {name: getattr(self, name) for name in names}
 
 
 class Truncation(Record):

@@ -6,9 +6,10 @@ import gzip
 import hashlib
 import json
 import logging
+import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -163,8 +164,22 @@ def _task(one: Benchmark, name: str, subject: str | None, folder: Path, read: di
         }
         config |= {"dataset_path": "local", "custom_dataset": lambda **_: DatasetDict(rows)}
     try:
-        return ConfigurableTask(config=config)
+        task = ConfigurableTask(config=config)
     except (OSError, ConnectionError, ValueError) as error:
         raise InputError(
             f"{name}: its rows could not be had from the hub ({str(error).splitlines()[0]}); give --data"
         ) from None
+    task._aggregation_list = {metric: _without_overflow(mean) for metric, mean in task._aggregation_list.items()}
+    return task
+
+
+def _without_overflow(mean: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """lm-eval's mean of a metric. Results take nothing from it, so a perplexity that overflows must not end an evaluation."""
+
+    def guarded(items: Any) -> Any:
+        try:
+            return mean(items)
+        except OverflowError:
+            return math.inf
+
+    return guarded

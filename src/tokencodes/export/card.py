@@ -15,6 +15,7 @@ from tokencodes.errors import InputError
 from tokencodes.escape import markdown, markdown_code, printable
 from tokencodes.export.source import UNFREEZES, Source
 from tokencodes.files import CARD, read_toml, write_text
+from tokencodes.measured import OVERFLOW
 from tokencodes.records import checked, read_record
 
 if TYPE_CHECKING:
@@ -115,12 +116,14 @@ def read_facts(source: Source) -> CardFacts:
     origin = checkpoint.origin_of(place)
     if origin is None or origin.result is None:
         return CardFacts(source.name, shape, limits=limits)
+    result = origin.result
     limits.insert(0, "One run is one draw: another seed, recipe or text may do otherwise.")
-    if origin.update != origin.result.updates:
+    if origin.update != result.updates:
         limits.append(
-            f"This is update {origin.update:,} of a run of {origin.result.updates:,} updates; its figures above are of the "
-            "run's end."
+            f"This is update {origin.update:,} of a run of {result.updates:,} updates; its figures above are of the run's end."
         )
+    if result.divergence is not None:
+        limits.append(f"The run diverged in update {result.divergence.update}, so it has no score: {result.divergence.reason}.")
     evaluation = _evaluation_of(source, origin.folder / "evaluation" / "evaluation.json")
     return CardFacts(source.name, shape, _run(origin), _study(origin), evaluation, limits)
 
@@ -149,7 +152,7 @@ def _run(origin: Origin) -> dict[str, Any]:
         f"AdamW ({optimizer.beta1}, {optimizer.beta2}), learning rate {optimizer.peak_lr:g} to {optimizer.min_lr:g} over "
         f"{optimizer.schedule_updates:,} updates, of which {optimizer.warmup_updates:,} warm up, weight decay "
         f"{optimizer.weight_decay:g}, gradients clipped at {optimizer.clip:g}, {batch.windows_per_update:,} windows of "
-        f"{config.model.context:,} targets an update, drawn by {SAMPLING[batch.sampling]}, {result.environment.dtype}"
+        f"{config.model.context:,} targets an update, drawn by {SAMPLING[batch.sampling]}, {result.environment['dtype']}"
     )
     return {
         "arm": result.arm,
@@ -158,10 +161,14 @@ def _run(origin: Origin) -> dict[str, Any]:
         "targets": f"{result.targets:,}",
         "data": f"{text} (fingerprint {result.dataset_fingerprint[:12]})",
         "recipe": recipe,
-        "loss": None if result.held_out_loss is None else f"{result.held_out_loss:.4f}",
-        "bits_per_byte": None if result.bits_per_byte is None else f"{result.bits_per_byte:.4f}",
+        "loss": _score(result.held_out_loss),
+        "bits_per_byte": _score(result.bits_per_byte),
         "held_out_targets": f"{result.held_out_targets:,}",
     }
+
+
+def _score(value: float | None) -> str:
+    return "no score" if value is None else f"{value:.4f}"
 
 
 def _study(origin: Origin) -> dict[str, Any] | None:
@@ -182,9 +189,8 @@ def _evaluation(found: EvaluationKeys) -> dict[str, Any]:
     """Its results beside its audit."""
     who, audit, rows = found.identity, {one.name: one for one in found.audit}, []
     for name, metrics in found.results.items():
-        shown = ", ".join(
-            f"{key} {value:.4g}" for key, value in metrics.items() if key not in NOT_METRICS and isinstance(value, int | float)
-        )
+        values = {key: value for key, value in metrics.items() if key not in NOT_METRICS}
+        shown = ", ".join(f"{key} {OVERFLOW if value is None else f'{value:.4g}'}" for key, value in values.items())
         if name in audit:
             rows.append([name, shown, *(f"{getattr(audit[name], key):,}" for key in ("documents", "requests", "truncated"))])
     drawn = "All documents of each benchmark."

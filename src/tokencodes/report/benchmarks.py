@@ -7,10 +7,12 @@ from tokencodes.evaluate.audit import title_of
 from tokencodes.evaluate.contrast import compared
 from tokencodes.evaluate.folder import EVALUATION, EvaluationRecord, read_evaluation
 from tokencodes.evaluate.pairs import Evaluation, open_evaluation, paired
+from tokencodes.measured import OVERFLOW
 from tokencodes.report.contrasts import forest, grid_of, pairing_note, scaled, sentences
 from tokencodes.report.evaluations import audit_grid
-from tokencodes.report.results import RunResult, StudyResult
+from tokencodes.report.results import StudyResult
 from tokencodes.report.tables import Grid
+from tokencodes.result import ResultRecord
 
 LEFT_OUT = ("byte_perplexity",)
 Evaluations = dict[str, dict[int, EvaluationRecord]]  # by arm and run seed
@@ -28,8 +30,8 @@ class ArmContrast:
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """What a study's page shows of them. missing: arms of which not every finished run was evaluated. refused: arms that could
-    not be contrasted with the baseline, and the reason of each."""
+    """What a study's page shows of them. missing: arms of which not every run with a score was evaluated. refused: arms that
+    could not be contrasted with the baseline, and the reason of each."""
 
     results: Grid
     audit: Grid
@@ -42,12 +44,12 @@ def benchmarks_of(study: StudyResult) -> Benchmarks | None:
     """None where no run was evaluated. InputError: an evaluation is damaged, or is not of the run in whose folder it lies."""
     evaluations: Evaluations = {}
     for arm in study.arms:
-        for seed, run in study.runs[arm].items():
+        for seed, result in study.scores(arm).items():
             if (study.evaluation_folder(arm, seed) / EVALUATION).is_file():
-                evaluations.setdefault(arm, {})[seed] = _evaluation(study, arm, seed, run)
+                evaluations.setdefault(arm, {})[seed] = _evaluation(study, arm, seed, result)
     if not evaluations:
         return None
-    missing = [arm for arm in study.arms if len(evaluations.get(arm, {})) < len(study.runs[arm])]
+    missing = [arm for arm in study.arms if len(evaluations.get(arm, {})) < len(study.scores(arm))]
     contrasts, refused = [], dict[str, str]()
     for arm in evaluations:
         if arm != study.baseline and study.baseline in evaluations:
@@ -59,13 +61,13 @@ def benchmarks_of(study: StudyResult) -> Benchmarks | None:
     return Benchmarks(_results(evaluations), audit_grid(first.as_json()), contrasts, missing, refused)
 
 
-def _evaluation(study: StudyResult, arm: str, seed: int, run: RunResult) -> EvaluationRecord:
+def _evaluation(study: StudyResult, arm: str, seed: int, result: ResultRecord) -> EvaluationRecord:
     """The evaluation of a run. InputError: the run that it names is another."""
     folder = study.evaluation_folder(arm, seed)
     record = read_evaluation(folder)
     named = record.identity.run
     if named is not None:
-        here = (arm, seed, run.result["start_sha256"], run.result["windows_sha256"])
+        here = (arm, seed, result.start_sha256, result.windows_sha256)
         if (named.arm, named.seed, named.start_sha256, named.windows_sha256) != here:
             raise InputError(
                 f"{folder}: an evaluation of arm {named.arm}, seed {named.seed}, and not of the run in {folder.parent}; "
@@ -75,8 +77,8 @@ def _evaluation(study: StudyResult, arm: str, seed: int, run: RunResult) -> Eval
 
 
 def _contrast(study: StudyResult, evaluations: Evaluations, arm: str) -> ArmContrast:
-    """An arm against the baseline, over the seeds of which both runs are finished. InputError: they cannot be contrasted."""
-    seeds = study.runs[study.baseline].keys() & study.runs[arm].keys()
+    """An arm against the baseline, over the seeds of which both runs have a score. InputError: they cannot be contrasted."""
+    seeds = study.scores(study.baseline).keys() & study.scores(arm).keys()
 
     def opened(side: str) -> list[Evaluation]:
         return [open_evaluation(study.evaluation_folder(side, seed)) for seed in evaluations[side] if seed in seeds]
@@ -89,8 +91,15 @@ def _contrast(study: StudyResult, evaluations: Evaluations, arm: str) -> ArmCont
     return ArmContrast(grid_of(found), forest(found), sentences(found), note)
 
 
-def _cell(metric: str, value: float) -> str:
+def _mean(metric: str, values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return _cell(metric, sum(known) / len(known) if len(known) == len(values) else None)
+
+
+def _cell(metric: str, value: float | None) -> str:
     """Perplexities run into thousands, and have no digits then."""
+    if value is None:
+        return OVERFLOW
     return f"{value:,.0f}" if metric.endswith("perplexity") and value >= 1000 else scaled(metric, value)
 
 
@@ -106,7 +115,7 @@ def _results(evaluations: Evaluations) -> Grid:
         for records in evaluations.values():
             results = [record.results[name] for record in records.values() if name in record.results]
             values = [result.given[metric] for result in results if metric in result.given]
-            mean = _cell(metric, sum(values) / len(values)) if values else "-"
+            mean = _mean(metric, values) if values else "-"
             each = f" ({', '.join(_cell(metric, value) for value in values)})" if len(values) > 1 else ""
             cells.append(mean + each)
         sizes = sorted({results[name].documents for results in every if name in results})

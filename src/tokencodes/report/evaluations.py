@@ -12,6 +12,7 @@ from tokencodes.evaluate.audit import title_of
 from tokencodes.evaluate.folder import read_evaluation
 from tokencodes.evaluate.suites import BENCHMARKS, NOT_METRICS
 from tokencodes.files import write_text
+from tokencodes.measured import OVERFLOW
 from tokencodes.report.figures import COLOURS, MARKERS, STYLE, WIDTH_INCHES, svg
 from tokencodes.report.pages import rendered
 from tokencodes.report.paper import MODELS, TABLE_3
@@ -26,8 +27,10 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def _shown(metric: str, value: float, documents: int) -> str:
+def _shown(metric: str, value: float | None, documents: int) -> str:
     """With the standard error of a mean of zeros and ones."""
+    if value is None:
+        return OVERFLOW
     if not metric.startswith("acc"):
         return f"{value:.4f}" if metric == "bits_per_byte" else f"{value:,.2f}"
     error = f" ±{100 * math.sqrt(value * (1 - value) / (documents - 1)):.2f}" if documents > 1 else ""

@@ -32,6 +32,7 @@ STYLE = {
 # Okabe and Ito's colours, ordered so that neighbours differ in lightness too.
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#56B4E9", "#808080")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
+DIVERGED = "X"  # the marker of a run without a score
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -70,11 +71,9 @@ def loss_curves(study: StudyResult) -> str:
     figure, axes = _axes(3.6)
     for arm, look in looks(study.arms).items():
         for number, run in enumerate(study.runs[arm].values()):
-            points = [(line.targets / 1e3, line.loss) for line in run.held_out]
-            x, y = zip(*points, strict=True)
             axes.plot(
-                x,
-                y,
+                [line.targets / 1e3 for line in run.held_out],
+                [line.loss for line in run.held_out],
                 color=look.colour,
                 linestyle=look.dash,
                 marker=look.marker,
@@ -82,12 +81,16 @@ def loss_curves(study: StudyResult) -> str:
                 linewidth=1.4,
                 label=arm if number == 0 else None,
             )
+            if run.result.diverged:
+                stopped, edge = run.result.targets / 1e3, axes.get_xaxis_transform()
+                axes.plot([stopped], [1.0], DIVERGED, color=look.colour, markersize=9, transform=edge, clip_on=False)
     for name in ("unigram", "bigram"):
         axes.axhline(getattr(study.yardsticks, name), color="#666666", linewidth=1, linestyle=(0, (2, 2)))
         place = (1.0, getattr(study.yardsticks, name))
         axes.annotate(name, place, xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=10.5)
     # The start, near ln V in every arm, would flatten everything else: the lines come in from above.
-    later = [line.loss for arm in study.arms for run in study.runs[arm].values() for line in run.held_out[1:]]
+    runs = (run for arm in study.arms for run in study.runs[arm].values() if not run.result.diverged)
+    later = [line.loss for run in runs for line in run.held_out[1:]]
     axes.set_ylim(top=max([study.yardsticks.unigram, *later]) + 0.3)
     axes.set_xlabel("targets seen (thousands)")
     axes.set_ylabel("held-out loss (nats a target)")
@@ -102,6 +105,14 @@ def final_losses(study: StudyResult) -> str:
     figure, axes = _axes(0.9 + 0.55 * len(arms))
     for row, (arm, look) in enumerate(looks(arms).items()):
         values = study.values(arm, "held_out_loss")
+        lost = len(study.runs[arm]) - len(values)
+        if lost:
+            edge = axes.get_yaxis_transform()
+            axes.plot([1.0], [row], DIVERGED, color=look.colour, markersize=9, transform=edge, clip_on=False)
+            corner = (1.0, row - 0.3)
+            axes.annotate(f"{lost} diverged", corner, xycoords=edge, ha="right", va="bottom", fontsize=10.5)
+        if arm not in study.scored:
+            continue
         axes.plot(values, np.full(len(values), row), look.marker, color=look.colour, markersize=7, fillstyle="none", mew=1.6)
         axes.plot([values.mean()] * 2, [row - 0.28, row + 0.28], color=look.colour, linewidth=2.4)
         axes.annotate(f"{values.mean():.3f}", (values.mean(), row - 0.3), ha="center", va="bottom", fontsize=10.5)

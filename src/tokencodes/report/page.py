@@ -7,6 +7,7 @@ from typing import Any
 from tokencodes.codes import InterfaceSpec, build_codebook
 from tokencodes.errors import InputError
 from tokencodes.files import write_json, write_text
+from tokencodes.measured import significant
 from tokencodes.report import figures
 from tokencodes.report.benchmarks import benchmarks_of
 from tokencodes.report.pages import rendered
@@ -34,14 +35,18 @@ def summary(study: StudyResult) -> dict[str, Any]:
         "arms": {
             arm: {
                 "interface": study.config.arms[arm].interface,
-                "seeds": list(study.runs[arm]),
+                "seeds": list(study.scores(arm)),
                 "held_out_loss": study.values(arm, "held_out_loss").tolist(),
                 "mean_held_out_loss": float(study.values(arm, "held_out_loss").mean()),
                 "mean_bits_per_byte": float(study.values(arm, "bits_per_byte").mean()),
             }
-            for arm in study.arms
+            for arm in study.scored
         },
+        "diverged": [
+            {"arm": run.arm, "seed": run.seed, **run.divergence.model_dump()} for run in study.diverged if run.divergence
+        ],
         "pairs": [{**asdict(pair), "sentence": study.told(pair)} for pair in study.pairs()],
+        "not_compared": study.without_pair(),
     }
 
 
@@ -52,19 +57,21 @@ def drawable(spec: InterfaceSpec) -> bool:
 
 def _context(study: StudyResult) -> dict[str, Any]:
     pairs = study.pairs()
-    one = next(iter(study.runs[study.arms[0]].values()))
+    ended = [run for seeds in study.runs.values() for run in seeds.values()]
+    one = next((run for run in ended if not run.result.diverged), ended[0])  # a run that diverged did fewer updates
     specs = {arm: _spec(study, arm) for arm in study.arms}
     model, vocab_size = study.config.model, study.facts.dataset.vocab_size
     return {
         "study": study,
         "config": study.config,
         "facts": study.facts,
-        "environment": one.result["environment"],
+        "environment": one.result.environment,
         "result": one.result,
         "rows": [_row(study, arm) for arm in study.arms],
         "pairs": pairs,
         "matched": study.matched(),
-        "sentences": [study.told(pair) for pair in pairs],
+        "sentences": [*(study.told(pair) for pair in pairs), *study.without_pair()],
+        "untrained": next((run.held_out[0].loss for run in ended if run.held_out), None),
         "curves": figures.loss_curves(study),
         "final": figures.final_losses(study),
         "differences": figures.differences(study, pairs) if pairs else None,
@@ -77,7 +84,7 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "first": {arm: next(iter(study.runs[arm].values())).result for arm in study.arms},
         "samples": {arm: _first_sample(study, arm) for arm in study.arms},
         "benchmarks": benchmarks_of(study),
-        "beaten": [arm for arm in study.arms if study.values(arm, "held_out_loss").mean() < study.yardsticks.bigram],
+        "beaten": [arm for arm in study.scored if study.values(arm, "held_out_loss").mean() < study.yardsticks.bigram],
     }
 
 
@@ -88,16 +95,17 @@ def _spec(study: StudyResult, arm: str) -> InterfaceSpec:
         raise InputError(f"{study.folder / STUDY}: arms.{arm}.interface: {error}") from None
 
 
-def _row(study: StudyResult, arm: str) -> dict[str, Any]:
-    losses = study.values(arm, "held_out_loss")
-    return {
-        "arm": arm,
-        "mean": float(losses.mean()),
-        "values": ", ".join(f"{value:.3f}" for value in losses),
-        "bits": float(study.values(arm, "bits_per_byte").mean()),
-        "perplexity": float(study.values(arm, "perplexity").mean()),
-        "below_unigram": study.yardsticks.unigram - float(losses.mean()),
-    }
+def _row(study: StudyResult, arm: str) -> list[str]:
+    """The cells of an arm: means of the runs that have a score, and the loss of each seed or that it diverged."""
+    seeds = (run.result for run in study.runs[arm].values())
+    each = ", ".join("diverged" if result.diverged else f"{result.held_out_loss:.3f}" for result in seeds)
+    if arm not in study.scored:
+        return [arm, "-", each, "-", "-", "-"]
+    loss, bits, mean_perplexity = (
+        float(study.values(arm, key).mean()) for key in ("held_out_loss", "bits_per_byte", "perplexity")
+    )
+    below = study.yardsticks.unigram - loss
+    return [arm, f"{loss:.3f}", each, f"{bits:.3f}", significant(mean_perplexity, 4), f"{below:.3f}"]
 
 
 def _first_sample(study: StudyResult, arm: str) -> Sample | None:

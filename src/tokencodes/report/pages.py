@@ -5,6 +5,8 @@ from typing import Any
 
 import jinja2
 
+from tokencodes.measured import significant
+
 
 def rendered(name: str, **told: Any) -> str:
     """A page by one of the templates here; whatever is no markup of ours is escaped."""
@@ -15,4 +17,5 @@ def rendered(name: str, **told: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["significant"] = significant
     return environment.get_template(name).render(**told)

@@ -5,17 +5,16 @@ head; a table look-up multiplies nothing) + causal attention, 6 L d (T + 1): sco
 visible position, (T + 1) / 2 of them on average, times 3 for forward and backward. Recomputation is not counted.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from tokencodes.codes import InterfaceSpec
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.train.activations import count_activations
 from tokencodes.train.build import build_model
 from tokencodes.train.config import RunConfig, StudyConfig
-from tokencodes.train.interface import settle
+from tokencodes.train.interface import settle_without_text
 
 FLOAT32 = 4
 
@@ -58,7 +57,7 @@ class Account:
         block = (self.body_parameters - run.model.hidden_size) // run.model.num_hidden_layers
         gathered = self.total_parameters - block * run.model.num_hidden_layers + 2 * block  # the rest, and a block ahead
         entry = 2 if low else FLOAT32
-        several = run.batch.windows_per_update // ranks > run.batch.microbatch_windows
+        several = run.batch.windows_per_update // ranks > run.microbatch
         return own + entry * gathered + (FLOAT32 * self.total_parameters if several else entry * gathered)
 
     @property
@@ -69,10 +68,7 @@ class Account:
 
 def account_run(run: RunConfig) -> Account:
     """The account of one run. An assignment changes no number here, so an informed one is counted as the natural order."""
-    spec = InterfaceSpec.parse(run.interface)
-    if spec.informed:
-        spec = replace(spec, ids="natural", order=None)
-    settled, given = settle(str(spec), None)
+    settled, given = settle_without_text(run.interface)
     with torch.device("meta"):
         model = build_model(run, settled, given)
     facts = model.input_interface.describe()

@@ -38,7 +38,7 @@ class Activations:
 
 def count_activations(run: RunConfig, spec: InterfaceSpec, given: Given) -> Activations:
     """Of one microbatch of a run, in its precision."""
-    batch, time, width = run.batch.microbatch_windows, run.model.context, run.model.hidden_size
+    batch, time, width = run.microbatch, run.model.context, run.model.hidden_size
     low = run.engine.precision == "bf16-autocast"
     dtype = torch.bfloat16 if run.engine.precision == "bf16-parameters" else torch.float32
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -9,13 +9,25 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tokencodes.codes import InterfaceSpec
+from tokencodes.codes.spec import VOCABULARY_BOUND, WIDTH_BOUND
 from tokencodes.data.mixture import Sampling
 from tokencodes.errors import InputError
 from tokencodes.records import first_complaint
 
-Positive = Annotated[int, Field(gt=0)]
-NotNegative = Annotated[int, Field(ge=0)]
+# The bounds are far beyond every use, and they keep every count, counter and size inside 64 bits.
+MOST = 1 << 40
+MOST_ENTRIES = 1 << 42  # of one activation of a microbatch: 17 TB
+Positive = Annotated[int, Field(gt=0, le=MOST)]
+NotNegative = Annotated[int, Field(ge=0, le=MOST)]
+Targets = Annotated[int, Field(gt=0, le=1 << 60)]
+Vocabulary = Annotated[int, Field(gt=0, le=VOCABULARY_BOUND)]
+Width = Annotated[int, Field(gt=0, le=WIDTH_BOUND)]
+Depth = Annotated[int, Field(gt=0, le=4096)]
+Length = Annotated[int, Field(gt=0, le=1 << 24)]
+Windows = Annotated[int, Field(gt=0, le=1 << 20)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(gt=0, le=1e12)]
+Seconds = Annotated[float, Field(gt=0, le=1e7)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 
@@ -30,7 +42,7 @@ class MixturePart(Section):
     """A prepared folder, and its weight among the others."""
 
     dataset: str
-    weight: PositiveFloat
+    weight: Weight
 
 
 class DataConfig(Section):
@@ -41,7 +53,7 @@ class DataConfig(Section):
     inputs: tuple[str, ...] = ()  # files, folders, globs, `hf:OWNER/NAME/FOLDER`; `embedded:NAME` is a corpus in the package
     tokenizer: str = "train"  # a tokenizer.json, or "train": a byte-level BPE of the training documents
     tokenizer_sha256: str | None = None  # if told, no other tokenizer will do
-    vocab_size: Positive
+    vocab_size: Vocabulary
     validation: Share = 0.001
     split_seed: Seed = 0
     text_column: str = "text"
@@ -56,11 +68,11 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The body. Names are transformers' Llama's; `context` is T."""
 
-    hidden_size: Positive
-    intermediate_size: Positive
-    num_hidden_layers: Positive
-    num_attention_heads: Positive
-    context: Positive
+    hidden_size: Width
+    intermediate_size: Annotated[int, Field(gt=0, le=8 * WIDTH_BOUND)]
+    num_hidden_layers: Depth
+    num_attention_heads: Width
+    context: Length
     rope_theta: Annotated[float, Field(gt=1, le=1e12)] = 10_000.0
     rms_norm_eps: PositiveFloat = 1e-5
     init_std: Annotated[float, Field(gt=0, le=1)] = 0.02  # of the body's and the head's matrices; the paper's, at width 2048
@@ -103,8 +115,8 @@ class OptimizerConfig(Section):
 class BatchConfig(Section):
     """One update sees `windows_per_update` windows, cut into microbatches; streams and visits are the sampler's."""
 
-    windows_per_update: Positive = 128  # 2 GPUs × 8 sequences × 8 accumulation
-    microbatch_windows: Positive = 8
+    windows_per_update: Windows = 128  # 2 GPUs × 8 sequences × 8 accumulation
+    microbatch_windows: Windows = 8
     sampling: Sampling = "paper"
     streams: Positive = 2  # the paper's two ranks
     windows_per_visit: Positive = 8_192  # 1,024 microbatches of 8 a rank and shard
@@ -113,7 +125,7 @@ class BatchConfig(Section):
 class BudgetConfig(Section):
     """Training ends at the first update boundary at which the counter has reached `targets`; repeats count."""
 
-    targets: Positive
+    targets: Targets
 
 
 class HeldOutConfig(Section):
@@ -166,7 +178,7 @@ class EngineConfig(Section):
     recompute: NotNegative = 0  # every n-th block is computed again in the backward pass instead of kept; 0: none
     compile: bool = False  # torch.compile, a block at a time
     head: Literal["auto", "chunked", "torch", "liger", "cce"] = "auto"  # of head and cross entropy; see `loss`
-    timeout: PositiveFloat = 60.0  # seconds after which a rank that hangs ends the others, once the first update is done
+    timeout: Seconds = 60.0  # seconds after which a rank that hangs ends the others, once the first update is done
 
 
 # What may differ when a run goes on: where and how, not what.
@@ -189,6 +201,23 @@ class Recipe(Section):
     heldout: HeldOutConfig = HeldOutConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
+
+    @model_validator(mode="after")
+    def _microbatch(self) -> Self:
+        """One activation of a microbatch must be a size that can be counted."""
+        model, windows = self.model, self.microbatch
+        entries = windows * model.context * max(model.hidden_size, model.intermediate_size)
+        if entries > MOST_ENTRIES:
+            raise ValueError(
+                f"a microbatch of {windows:,} windows of {model.context:,} targets: one activation of it alone takes "
+                f"{4 * entries / 1e12:,.1f} TB; lower batch.microbatch_windows or model.context"
+            )
+        return self
+
+    @property
+    def microbatch(self) -> int:
+        """Windows of a microbatch on one rank."""
+        return min(self.batch.microbatch_windows, self.batch.windows_per_update)
 
     @property
     def targets_per_update(self) -> int:
@@ -263,6 +292,10 @@ class StudyConfig(Recipe):
         for arm in self.arms:
             self.run(arm, self.study.seeds[0])
         return self
+
+    def chosen_run(self, arm: str | None, seed: int | None) -> RunConfig:
+        """The run of one arm, or of the baseline, and of one seed, or of the first."""
+        return self.run(arm or self.study.baseline, self.study.seeds[0] if seed is None else seed)
 
     def run(self, arm: str, seed: int) -> RunConfig:
         """The run of one arm and one seed."""

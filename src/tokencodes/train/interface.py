@@ -8,6 +8,7 @@ from tokencodes.codes.assign import clustered, order_hash, ranked
 from tokencodes.codes.certificate import CodeCertificate, certify_code
 from tokencodes.codes.codebook import Given, matrix_hash, read_matrix
 from tokencodes.codes.leak import Leak, order_leak, token_properties
+from tokencodes.codes.spec import WIDTH_BOUND
 from tokencodes.data.dataset import Corpus
 from tokencodes.data.distribution import neighbour_vectors, token_counts
 from tokencodes.data.tokenizer import TokenizerFile
@@ -43,6 +44,13 @@ def settle(interface: str, dataset: Corpus | None) -> tuple[InterfaceSpec, Given
     return spec, given
 
 
+def settle_without_text(interface: str) -> tuple[InterfaceSpec, Given]:
+    """`settle` where no text is at hand: an assignment that is read off text is replaced by the natural order, whose words are
+    the same. Counts, sizes and what can be built do not depend on the assignment."""
+    spec = InterfaceSpec.parse(interface)
+    return settle(str(replace(spec, ids="natural", order=None) if spec.informed else spec), None)
+
+
 @dataclass(frozen=True)
 class Certified:
     """A code with its certificate, and the leaks where tokens are known."""
@@ -59,6 +67,8 @@ def certificate_of(
 
     InputError: a spec that does not fit, a trainable one, a tokenizer or dataset of another vocabulary.
     """
+    if not 1 <= hidden_size <= WIDTH_BOUND:
+        raise InputError(f"width {hidden_size:,}: a model has 1 to {WIDTH_BOUND:,} channels; change --width")
     if dataset is not None:
         dataset.require(vocab_size)
     spec, given = settle(interface, dataset)

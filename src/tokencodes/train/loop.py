@@ -26,6 +26,7 @@ from tokencodes.loss import IGNORE, inputs_and_targets
 from tokencodes.parallel import World, join, reduce_gradients
 from tokencodes.train.account import flops_per_target
 from tokencodes.train.build import autocast, body_sha256, build_model, matmul_dtype, place, sampler_of
+from tokencodes.train.checks import check_memory
 from tokencodes.train.config import RunConfig, log_spaced
 from tokencodes.train.corpus import check_folder
 from tokencodes.train.environment import memory_bytes, surroundings
@@ -42,7 +43,7 @@ from tokencodes.train.metrics import (
     StepRecord,
     Unwritten,
 )
-from tokencodes.train.nonfinite import Update, find_origin, refuse
+from tokencodes.train.nonfinite import Diverging, HeldOutNotFinite, Update, find_origin, refuse
 from tokencodes.train.observe import clip, hidden_scales, norms, part_norms, total_norm, update_ratios
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.peak import matmul_peak
@@ -56,12 +57,6 @@ def as_tensor(ids_NT1: np.ndarray) -> torch.Tensor:
     """Ids as a tensor, where there is a GPU in memory that it can fetch from by itself."""
     ids = torch.from_numpy(ids_NT1)
     return ids.pin_memory() if torch.cuda.is_available() else ids
-
-
-class HeldOutNotFinite(CheckFailed):
-    """A held-out loss that is not finite. Every rank raises it, in the same words."""
-
-    everywhere = True
 
 
 class Trainer:
@@ -90,7 +85,7 @@ class Trainer:
         self.shards = dataset.shards("train")
         self.sampler = sampler_of(run, dataset)
         self.held_out: HeldOut = held_out_windows(dataset, run.model.context, run.heldout.windows)
-        self.world.on_first(self._claim)
+        check_memory(run, self.world)
         self.model = build_model(run, *settle(run.interface, dataset)).train()
         self.model.config.tokenizer_sha256 = dataset.tokenizer_sha256
         end = dataset.tokenizer.end_of_text
@@ -111,6 +106,7 @@ class Trainer:
         self._measured: tuple[int, float] | None = None  # update and held-out loss
         self._flops, self._peak = flops_per_target(self.model), 0.0  # FLOP/s of all ranks, measured as the run starts
         self._resume()
+        self.world.on_first(self._claim)  # last: what can be refused was refused before
 
     def _claim(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -186,7 +182,7 @@ class Trainer:
                 self.writer.close()
                 self.world.on_first(self.observer.end)
             except BaseException as error:
-                self.writer.close(now=True)
+                self.writer.close(now=not isinstance(error, Diverging))  # then every rank is still there
                 self.observer.end()
                 if isinstance(error, InputError) and not self.world.first:
                     raise CheckFailed(str(error)) from error  # this rank's alone, such as a shard that it cannot read
@@ -284,11 +280,16 @@ class Trainer:
         raise refuse(found, origin, self.model, self.out, world)
 
     def held_out_loss(self) -> float:
-        """Held-out loss of the weights as they are, computed once for each update, in the precision of training."""
+        """Held-out loss of the weights as they are, computed once for each update, in the precision of training.
+
+        HeldOutNotFinite, on every rank: it is not finite.
+        """
         if self._measured is None or self._measured[0] != self.state.update:
             ids = torch.from_numpy(self.held_out.ids_NT1)
             with autocast(self.config.engine, self.world):
                 loss = window_loss(self.model, ids, self.config.batch.microbatch_windows, self.world)
+            if not math.isfinite(loss):
+                raise HeldOutNotFinite(self.out, self.state.update, loss)
             self._measured = self.state.update, loss
         return self._measured[1]
 
@@ -305,11 +306,6 @@ class Trainer:
 
     def _measure(self, metrics: MetricsFile | Unwritten) -> None:
         record = HeldOutRecord(self.state.update, self.state.targets, self.held_out_loss())
-        if not math.isfinite(record.loss):
-            raise HeldOutNotFinite(
-                f"{self.out}: held-out loss {record.loss} after update {record.update}, whose own loss was finite; the weights "
-                "have gone too far. Lower optimizer.peak_lr, or go on from an earlier checkpoint"
-            )
         metrics.write(record)
         self.observer.record(record)
 
@@ -337,8 +333,8 @@ class Trainer:
         write_model(self.model, self.dataset, self.state, self._last_ids(), folder, self.world)
 
     def _replayed(self, ids: torch.Tensor) -> tuple[float | None, tuple[float, ...]]:
-        """The last update's loss by the weights as they are, and its first targets' one by one, in float32; without the former
-        where parameters are gathered in BF16."""
+        """The last update's loss by the weights as they are, and its first targets' one by one, in float32. Nothing where
+        parameters are gathered in BF16, or where a loss is not finite."""
         if self.config.engine.precision == "bf16-parameters":
             return None, ()
         self.model.head_kernel = "auto"  # the asked one may not be for float32
@@ -347,4 +343,5 @@ class Trainer:
         finally:
             self.model.head_kernel = self.config.engine.head
         first = inputs_and_targets(ids[:1, : REPLAY_TARGETS + 1].to(self.world.device))
-        return loss, tuple(self.model.target_losses(*first)[0].tolist())
+        targets = tuple(self.model.target_losses(*first)[0].tolist())
+        return (loss, targets) if all(map(math.isfinite, (loss, *targets))) else (None, ())

@@ -4,14 +4,25 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
+from rich.text import Text
 
+from tokencodes.errors import InputError
 from tokencodes.escape import encodable, printable
 from tokencodes.files import read_json_lines, write_text
+from tokencodes.measured import significant
+from tokencodes.records import first_complaint
+
+LONGEST = 1e10  # seconds: 300 years, the most that is shown
+
+
+CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)  # of records as they are read
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,8 @@ class StepRecord:
     rate: float = 0.0  # targets a second
     peak_share: float | None = None  # FLOP/s by `account`'s formula over the measured peak of a matrix product, on all ranks
     memory_bytes: int = 0  # most that the first rank has held: resident memory, or a GPU's allocated
-    kind: str = "update"
+    kind: Literal["update"] = "update"
+    __pydantic_config__ = CHECKED
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,8 @@ class HeldOutRecord:
     update: int
     targets: int
     loss: float
-    kind: str = "heldout"
+    kind: Literal["heldout"] = "heldout"
+    __pydantic_config__ = CHECKED
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,8 @@ class ScalesRecord:
     update: int
     update_ratios: dict[str, float | None]  # ‖change‖ / ‖weights‖ of input, body and head
     hidden_scales: list[float | None]  # root mean square of the residual stream, at the input and after each block
-    kind: str = "scales"
+    kind: Literal["scales"] = "scales"
+    __pydantic_config__ = CHECKED
 
 
 @dataclass(frozen=True)
@@ -58,10 +72,25 @@ class StartRecord:
     update: int
     peak_flops: float  # FLOP/s of a 2,048-wide matrix product, all ranks together
     surroundings: dict[str, str | int]
-    kind: str = "start"
+    kind: Literal["start"] = "start"
+    __pydantic_config__ = CHECKED
 
 
 Record = StartRecord | StepRecord | HeldOutRecord | ScalesRecord
+ANY = TypeAdapter[Record](Annotated[Record, Field(discriminator="kind")])
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The records of metrics.jsonl; none if it is not there. InputError names the line that is no record."""
+    records = []
+    for number, line in enumerate(read_json_lines(path), 1):
+        try:
+            records.append(ANY.validate_python(line))
+        except ValidationError as error:
+            raise InputError(
+                f"{path}, line {number}: {first_complaint(error)}; remove the file, and the run goes on without what it shows"
+            ) from None
+    return records
 
 
 class Unwritten:
@@ -81,8 +110,9 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, resume_update: int) -> None:
-        kept = [line for line in read_json_lines(path) if resume_update > 0 and line["update"] <= resume_update]
-        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        before = read_metrics(path) if resume_update > 0 else []
+        kept = [record for record in before if record.update <= resume_update]
+        write_text(path, "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in kept))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:
@@ -127,13 +157,40 @@ class Silent:
         """Nothing."""
 
 
+def progress_line(width: int, name: str, count: str, loss: str, left: str, more: tuple[str, ...] = ()) -> str:
+    """One line of at most `width` characters. The loss and the time left are always in it; then the count, as much of the name
+    as there is room for, and those of `more` that fit."""
+    for shown in range(len(more), -1, -1):
+        line = "  ".join(part for part in (name, count, loss, *more[:shown], left) if part)
+        if len(line) <= width:
+            return line
+    shorter = name[: max(0, len(name) - (len(line) - width))]
+    line = "  ".join(part for part in (shorter, count, loss, left) if part)
+    return line if len(line) <= width else "  ".join(part for part in (loss, left) if part)[:width]
+
+
+class _Line(ProgressColumn):
+    """`progress_line` of a task, in what the bar leaves of the terminal's width."""
+
+    def __init__(self, console: Console, taken: int) -> None:
+        super().__init__()
+        self._console, self._taken = console, taken
+
+    def render(self, task: Task) -> Text:
+        """The line now."""
+        parts, count = task.fields, f"{task.completed:.0f}/{task.total:.0f}"
+        room = self._console.width - self._taken - 1
+        return Text(progress_line(room, task.description, count, **parts), no_wrap=True)
+
+
 class Terminal:
     """A progress bar where someone is looking, a plain line every 20 seconds where not. Writes to standard error."""
 
     PLAIN_SECONDS = 20.0
+    BAR, WIDE = 20, 100  # characters of the bar, and of a terminal that has room for one
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._name, self._updates, self._last_line = "", 0, 0.0
@@ -145,33 +202,30 @@ class Terminal:
         self._last_line = time.monotonic()
         if not self._console.is_terminal:
             return
-        columns = (
-            TextColumn("{task.description}", style="bold", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.completed}/{task.total}  {task.fields[told]}", markup=False),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns, console=self._console)
-        self._task = self._progress.add_task(name, total=updates, completed=update, told="")
+        bar = [BarColumn(bar_width=self.BAR)] if self._console.width >= self.WIDE else []
+        self._progress = Progress(*bar, _Line(self._console, (self.BAR + 1) * len(bar)), console=self._console)
+        self._task = self._progress.add_task(name, total=updates, completed=update, loss="", left="", more=())
         self._progress.start()
 
     def record(self, record: Record) -> None:
         """Moves the bar, or prints a line now and then."""
         if isinstance(record, HeldOutRecord):
-            self._held_out = f"  held-out {record.loss:.3f}"
+            self._held_out = f"held-out {significant(record.loss, 4)}"
         if not isinstance(record, StepRecord):
             return
         self._seen += 1  # the first update warms up, or compiles: it counts only until there is another
         self._rate = record.rate if self._seen <= 2 else 0.9 * self._rate + 0.1 * record.rate
-        speed = f"  {self._rate:,.0f} targets/s" if self._rate else ""
-        told = f"loss {record.loss:.3f}{self._held_out}{speed}"
+        loss, left, more = f"loss {significant(record.loss, 4)}", "", [self._held_out] if self._held_out else []
+        if self._rate:
+            seconds = (self._updates - record.update) * record.targets / record.update / self._rate
+            left = f"{timedelta(seconds=round(min(seconds, LONGEST)))} left"
+            more.append(f"{self._rate:,.0f} targets/s")
         if self._progress is not None:
-            self._progress.update(self._task, completed=record.update, told=told)
+            self._progress.update(self._task, completed=record.update, loss=loss, left=left, more=tuple(more))
         elif time.monotonic() - self._last_line >= self.PLAIN_SECONDS:
             self._last_line = time.monotonic()
-            left = (self._updates - record.update) * record.targets / record.update
-            told += f"  about {left / self._rate:,.0f} s left" if self._rate else ""
-            self.say(f"{self._name}: update {record.update}/{self._updates}  {told}")
+            parts = (f"update {record.update}/{self._updates}", loss, *more, f"about {left}" if left else "")
+            self.say(f"{self._name}: {'  '.join(part for part in parts if part)}")
 
     def say(self, line: str) -> None:
         """A line above the bar."""

@@ -15,13 +15,36 @@ from tokencodes.parallel import World, local, reduce_gradients
 from tokencodes.train.observe import part_norms
 
 
-class NonFinite(CheckFailed):
-    """A loss or a gradient that is not finite, with what was computed. Every rank raises it, in the same words."""
+class Diverging(CheckFailed):
+    """Numbers of a run that are not finite: what was seen, in which update. Every rank raises it, in the same words."""
 
     everywhere = True
 
-    def __init__(self, message: str, loss: float, grad_norm: float, grad_norm_parts: dict[str, float]) -> None:
-        super().__init__(message)
+    def __init__(self, out: Path, update: int, reason: str, way_out: str) -> None:
+        super().__init__(f"{out}: {reason}{way_out}")
+        self.update, self.reason = update, reason
+
+
+class HeldOutNotFinite(Diverging):
+    """A held-out loss that is not finite."""
+
+    def __init__(self, out: Path, update: int, loss: float) -> None:
+        reason = f"held-out loss {loss} after update {update}, whose own loss was finite"
+        way_out = "; the weights have gone too far. Lower optimizer.peak_lr, or go on from an earlier checkpoint"
+        super().__init__(out, update, reason, way_out)
+
+
+class NonFinite(Diverging):
+    """A loss or a gradient that is not finite, with what was computed."""
+
+    def __init__(
+        self, out: Path, update: int, reason: str, loss: float, grad_norm: float, grad_norm_parts: dict[str, float]
+    ) -> None:
+        way_out = (
+            f". They never reached the weights. See nonfinite.json there; the same command with --replay {update} computes it "
+            "again, `tokencodes ledger` names its documents; or lower optimizer.peak_lr"
+        )
+        super().__init__(out, update, reason, way_out)
         self.loss, self.grad_norm, self.grad_norm_parts = loss, grad_norm, grad_norm_parts
 
 
@@ -112,11 +135,5 @@ def refuse(update: Update, origin: list[dict[str, Any]], model: TokenCodeForCaus
     if weights:
         begins = f"{weights[0]} was not finite before"
     number, first, last = update.number, update.first, update.last
-    return NonFinite(
-        f"{out}: loss {loss} and gradient norm {update.norm} in update {number} (windows {first} to {last}); {begins}. They "
-        f"never reached the weights. See nonfinite.json there; the same command with --replay {number} computes it again, "
-        "`tokencodes ledger` names its documents; or lower optimizer.peak_lr",
-        loss,
-        update.norm,
-        parts,
-    )
+    reason = f"loss {loss} and gradient norm {update.norm} in update {number} (windows {first} to {last}); {begins}"
+    return NonFinite(out, number, reason, loss, update.norm, parts)

@@ -8,17 +8,15 @@ import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokencodes import checkpoint
 from tokencodes.data.dataset import Corpus
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.files import read_json_lines
 from tokencodes.parallel import World
 from tokencodes.train.config import RunConfig
 from tokencodes.train.environment import surroundings
 from tokencodes.train.loop import Trainer
-from tokencodes.train.metrics import Silent, StepRecord
+from tokencodes.train.metrics import Silent, StartRecord, StepRecord, read_metrics
 from tokencodes.train.nonfinite import NonFinite
 
 ROUNDING = 1e-3  # relative, of a loss and a norm some updates after a checkpoint
@@ -53,6 +51,7 @@ def replay(run: RunConfig, corpus: Corpus, out: Path, update: int, world: World 
     """Update 1, 2, ... of the run in `out`, again. InputError: no such update can be reached from what is there."""
     if not 1 <= update <= 1 << 40:
         raise InputError(f"update {update}: updates count from 1, as in metrics.jsonl")
+    log = read_metrics(out / "metrics.jsonl")
     places = [path for path in checkpoint.checkpoints(out / "checkpoints") if checkpoint.update_of(path) < update]
     with tempfile.TemporaryDirectory() as aside:
         trainer = Trainer(run, corpus, Path(aside) / "run", Silent(), world=world)
@@ -73,12 +72,10 @@ def replay(run: RunConfig, corpus: Corpus, out: Path, update: int, world: World 
             found = error
         finally:
             loader.close()
-    lines = read_json_lines(out / "metrics.jsonl")
-    logged: dict[str, Any] = next(
-        (line for line in reversed(lines) if (line["kind"], line["update"]) == ("update", update)), {}
-    )
-    starts = [line["surroundings"] for line in lines if line["kind"] == "start" and line["update"] < update]
+    logged = next((line for line in reversed(log) if isinstance(line, StepRecord) and line.update == update), None)
+    starts = [line.surroundings for line in log if isinstance(line, StartRecord) and line.update < update]
     here = surroundings(trainer.world, run.engine)
     otherwise = next((key for key, value in here.items() if starts and starts[-1].get(key) != value), None)
     computed = (found.loss, found.grad_norm, found.grad_norm_parts, isinstance(found, StepRecord))
-    return Replayed(update, began, *computed, logged.get("loss"), logged.get("grad_norm"), otherwise)
+    loss, norm = (None, None) if logged is None else (logged.loss, logged.grad_norm)
+    return Replayed(update, began, *computed, loss, norm, otherwise)

@@ -1,51 +1,68 @@
 """One run from the first update to its result: the folder that belongs to it, its training, and what it leaves."""
 
-import math
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from tokencodes.data.dataset import Corpus, Dataset
 from tokencodes.data.prepare import Say
 from tokencodes.errors import InputError
-from tokencodes.files import LOCK, only_one, read_json, write_json
+from tokencodes.files import only_one, write_json
+from tokencodes.measured import OVERFLOW, perplexity
 from tokencodes.parallel import World, join
+from tokencodes.result import RESULT, Divergence, ResultRecord, read_result
 from tokencodes.train.config import DataConfig, RunConfig
 from tokencodes.train.corpus import check_folder, open_dataset, open_prepared
 from tokencodes.train.environment import keep_freed_memory, memory_bytes, surroundings
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Observer
+from tokencodes.train.nonfinite import Diverging
 from tokencodes.train.stop import Stop
 
 
-def finish(trainer: Trainer) -> dict[str, Any]:
-    """After the last update: the model as a Hugging Face folder, and result.json, whose presence means "done"."""
-    config, state, held_out, world = trainer.config, trainer.state, trainer.held_out, trainer.world
-    trainer.export(trainer.out / "model")
+def finish(trainer: Trainer) -> ResultRecord:
+    """After the last update: the model as a Hugging Face folder, and result.json, whose presence means that the run has ended.
+
+    A held-out loss whose exponential overflows is no score: the run diverged, and no model is left beside its checkpoints.
+    """
     loss = trainer.held_out_loss()
-    result = {
-        "arm": config.arm,
-        "seed": config.seed,
-        "interface": trainer.model.config.interface,
-        "spec_sha256": trainer.model.config.spec_sha256,
-        "codebook_sha256": trainer.model.config.codebook_sha256,
-        "updates": state.update,
-        "targets": state.targets,
-        "held_out_loss": loss,
-        "bits_per_byte": held_out.bits_per_byte(loss),
-        "perplexity": math.exp(loss),
-        "held_out_targets": held_out.targets,
-        "held_out_bytes": held_out.target_bytes,
-        "held_out_sha256": held_out.sha256,
-        "start_sha256": state.start_sha256,
-        "windows_sha256": state.windows_sha256,
-        "dataset_fingerprint": trainer.dataset.fingerprint,
-        "seconds": state.seconds,
-        "process_peak_rss_bytes": max(world.gather(memory_bytes(world.device))),
-        "environment": surroundings(world, config.engine),
-    }
-    world.on_first(lambda: write_json(trainer.out / "result.json", result))
+    if perplexity(loss) is None:
+        reason = f"held-out loss {loss:,.1f} nats a target after the last update: its perplexity is {OVERFLOW}"
+        return write_result(trainer, None, _divergence(trainer, trainer.state.update, reason))
+    trainer.export(trainer.out / "model")
+    return write_result(trainer, loss, None)
+
+
+def _divergence(trainer: Trainer, update: int, reason: str) -> Divergence:
+    return Divergence(reason=reason, update=update, last_loss=trainer.state.last_loss)
+
+
+def write_result(trainer: Trainer, loss: float | None, divergence: Divergence | None) -> ResultRecord:
+    """Writes result.json: with a held-out loss, or with what the run diverged by. All ranks together."""
+    config, state, held_out, world = trainer.config, trainer.state, trainer.held_out, trainer.world
+    result = ResultRecord(
+        status="done" if divergence is None else "diverged",
+        divergence=divergence,
+        arm=config.arm,
+        seed=config.seed,
+        interface=trainer.model.config.interface,
+        spec_sha256=str(trainer.model.config.spec_sha256),
+        codebook_sha256=trainer.model.config.codebook_sha256,
+        updates=state.update,
+        targets=state.targets,
+        held_out_loss=loss,
+        bits_per_byte=None if loss is None else held_out.bits_per_byte(loss),
+        perplexity=None if loss is None else perplexity(loss),
+        held_out_targets=held_out.targets,
+        held_out_bytes=held_out.target_bytes,
+        held_out_sha256=held_out.sha256,
+        start_sha256=state.start_sha256,
+        windows_sha256=state.windows_sha256,
+        dataset_fingerprint=trainer.dataset.fingerprint,
+        seconds=state.seconds,
+        process_peak_rss_bytes=max(world.gather(memory_bytes(world.device))),
+        environment=surroundings(world, config.engine),
+    )
+    world.on_first(lambda: write_json(trainer.out / RESULT, result.model_dump(mode="json")))
     return result
 
 
@@ -58,10 +75,20 @@ def open_together(config: DataConfig, folder: Path, say: Say, world: World) -> C
 
 
 def train(
-    run: RunConfig, dataset: Corpus, out: Path, observer: Observer, stop: Stop | None = None, world: World | None = None
-) -> dict[str, Any] | None:
+    run: RunConfig,
+    dataset: Corpus,
+    out: Path,
+    observer: Observer,
+    stop: Stop | None = None,
+    world: World | None = None,
+    keep_divergence: bool = False,
+) -> ResultRecord | None:
     """One run to its end: its result, or None if it was stopped (repeating the call goes on). Where there are several ranks,
-    all of them call it."""
+    all of them call it.
+
+    keep_divergence: a run whose numbers stop being finite gets a result that is marked `diverged`, as a study needs to go on;
+    otherwise it raises `Diverging` and has no result.
+    """
     world = world or join(run.engine.device)
     if world.device.type == "cpu":
         keep_freed_memory()
@@ -70,14 +97,14 @@ def train(
         kept = world.on_first(lambda: _kept_result(out, run, dataset))
         if kept is not None:
             return kept
-        try:
-            trainer = Trainer(run, dataset, out, observer, stop, world=world)
-        except InputError:
-            if world.first and [path.name for path in out.iterdir()] == [LOCK]:
-                shutil.rmtree(out)  # nothing was begun, so nothing is left
-            raise
+        trainer = Trainer(run, dataset, out, observer, stop, world=world)
         with world.together():
-            return finish(trainer) if trainer.run() else None
+            try:
+                return finish(trainer) if trainer.run() else None
+            except Diverging as error:
+                if not keep_divergence:
+                    raise
+                return write_result(trainer, None, _divergence(trainer, error.update, error.reason))
 
 
 def _hold(held: ExitStack, out: Path, run: RunConfig) -> None:
@@ -86,15 +113,13 @@ def _hold(held: ExitStack, out: Path, run: RunConfig) -> None:
     check_folder(out, run)  # again: another program may have been here before the lock was ours
 
 
-def _kept_result(out: Path, run: RunConfig, dataset: Corpus) -> dict[str, Any] | None:
-    """The result of a finished run, if it is this run's on this dataset; None if there is none yet."""
-    if not (out / "result.json").is_file():
+def _kept_result(out: Path, run: RunConfig, dataset: Corpus) -> ResultRecord | None:
+    """The result of a run that has ended, if it is this run's on this dataset; None if there is none yet."""
+    result = read_result(out)
+    if result is None:
         return None
-    result = read_json(out / "result.json")
-    expected = {"arm": run.arm, "seed": run.seed, "dataset_fingerprint": dataset.fingerprint}
-    for key, wanted in expected.items():
-        found = result.get(key) if isinstance(result, dict) else None
-        if found != wanted:
-            raise InputError(f"{out}/result.json: its {key} is {found!r}, not {wanted!r}; remove the folder and train it again")
-    kept: dict[str, Any] = result
-    return kept
+    for key, wanted in (("arm", run.arm), ("seed", run.seed), ("dataset_fingerprint", dataset.fingerprint)):
+        value = getattr(result, key)
+        if value != wanted:
+            raise InputError(f"{out}/{RESULT}: its {key} is {value!r}, not {wanted!r}; remove the folder and train it again")
+    return result

@@ -28,14 +28,33 @@ def preset_names() -> list[str]:
 
 def read_study(preset: str, sets: list[str]) -> tuple[StudyConfig, dict[str, str]]:
     """The study of a preset (a name, or a TOML file) with overrides, and the origin of each dotted key."""
-    told, origin = _preset_table(preset)
-    origins = dict.fromkeys(flatten(told), origin)
+    table, origin = _preset_table(preset)
+    origins = dict.fromkeys(flatten(table), origin)
     for assignment in sets:
         key, value = _assignment(assignment)
-        _put(told, key, value, assignment)
+        _put(table, key, value, assignment)
+        origins = {other: before for other, before in origins.items() if not f"{other}.".startswith(f"{key}.")}
         origins[key] = f"--set {assignment}"
-    study = validate(StudyConfig, told, origin)
-    return study, {key: origins.get(key, "default") for key in flatten(study.model_dump())}
+    study = validate(StudyConfig, table, origin, origins)
+    return study, {key: _origin_of(key, origins) or "default" for key in flatten(study.model_dump())}
+
+
+def _origin_of(key: str, origins: dict[str, str]) -> str | None:
+    """The origin of a dotted key, or of the section that it came with."""
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key.rpartition(".")[0]
+    return None
+
+
+def _blamed(key: str, origin: str, origins: dict[str, str]) -> str:
+    """The origin of what is wrong at a dotted key; of a whole section, the file and every --set that reaches into it."""
+    exact = _origin_of(key, origins)
+    if exact is not None:
+        return exact
+    inside = [name for other, name in origins.items() if name != origin and (not key or other.startswith(f"{key}."))]
+    return f"{origin} with {', '.join(inside)}" if inside else origin
 
 
 def write_run(path: Path, run: RunConfig) -> None:
@@ -59,18 +78,20 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def validate(model: type[Model], told: dict[str, Any], origin: str) -> Model:
-    """pydantic's check, its first complaint as one line with the dotted key, the value and the origin."""
+def validate(model: type[Model], told: dict[str, Any], origin: str, origins: dict[str, str] | None = None) -> Model:
+    """pydantic's check, its first complaint as one line with the dotted key, the value and the origin. origins: of single keys,
+    where not all come from `origin`."""
     unknown = _unknown(model, told)
     if unknown:
         key, known = unknown
         owner = next((name for name, field in model.model_fields.items() if key in _keys(field.annotation)), None)
         hint = f"did you mean '{owner}.{key}'?" if owner else nearest(key.rpartition(".")[2], known)
-        raise InputError(f"{origin}: unknown key {key!r}; {hint}")
+        raise InputError(f"{_blamed(key, origin, origins or {})}: unknown key {key!r}; {hint}")
     try:
         return model.model_validate(told)
     except ValidationError as error:
-        raise InputError(f"{origin}: {first_complaint(error)}") from None
+        key = ".".join(str(part) for part in error.errors()[0]["loc"] if part != "[key]")
+        raise InputError(f"{_blamed(key, origin, origins or {})}: {first_complaint(error)}") from None
 
 
 def difference(saved: RunConfig, asked: RunConfig) -> str | None:
@@ -96,7 +117,7 @@ def _assignment(text: str) -> tuple[str, Any]:
         raise InputError(f"--set {text!r}: write it as section.key=value")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), value  # a bare word is a string
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tokencodes.interfaces import FixedCode
+from tokencodes.measured import significant
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.verify import reference
 from tokencodes.verify.check import MEASURED, PROVEN, ROUNDOFF, Check, Subject, check, drawn_ids, not_applicable
@@ -138,9 +139,10 @@ def whole_logits(subject: Subject) -> Check:
     weights, shape = weights_of(model), shape_of(model)
     logits = model(ids).logits.double().cpu().numpy()
     expected = np.stack([reference.forward(weights, shape, row) for row in ids.numpy()])
-    bound = logit_bound(model, float(np.abs(expected).max()))
+    largest = float(np.abs(expected).max())
+    bound = logit_bound(model, largest)
     error = float(np.abs(logits - expected).max()) if np.isfinite(logits).all() else float("inf")
-    detail = f"largest difference {error:.1e}, bound {bound:.1e}, {ids.numel()} tokens, logits to {np.abs(expected).max():.1f}"
+    detail = f"largest difference {error:.1e}, bound {bound:.1e}, {ids.numel()} tokens, logits to {significant(largest)}"
     return check("L2", "whole logits", MEASURED, error <= bound, detail)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tokencodes.checkpoint import read_replay
 from tokencodes.loss import IGNORE, inputs_and_targets
+from tokencodes.measured import significant
 from tokencodes.verify.check import MEASURED, Check, Subject, check, drawn_ids, not_applicable
 from tokencodes.verify.forward import logit_bound
 
@@ -31,7 +32,7 @@ def bfloat16(subject: Subject) -> Check:
     alone = torch.cat([low(row[None]).logits for row in ids]).float()
     kl, floor = divergence(exact, rounded), divergence(rounded, alone)
     flips = float((exact.argmax(-1) != rounded.argmax(-1)).float().mean())
-    detail = f"KL {kl:.1e} nats (floor {floor:.1e}, bound {LARGEST_KL:g}), another best token in {100 * flips:.1f} %"
+    detail = f"KL {kl:.1e} nats (floor {floor:.1e}, bound {LARGEST_KL:g}), another best token in {significant(100 * flips)} %"
     return check("L3", "bfloat16", MEASURED, bool(torch.isfinite(rounded).all()) and kl <= LARGEST_KL, detail)
 
 
