@@ -93,9 +93,10 @@ def test_the_threshold_moves_only_past_the_nearest_hash(numbers, natural, expect
 
 
 def test_no_more_documents_are_read_than_the_rule_needs():
-    numbers = iter([5, 9, 1])
-    assert threshold_for_both_sides(numbers, 7) == 7
-    assert list(numbers) == [1]
+    for first in ([5, 9], [5, 7], [6, 7]):
+        numbers = iter([*first, 1])
+        assert threshold_for_both_sides(numbers, 7) == 7
+        assert list(numbers) == [1]
 
 
 # A dataset
