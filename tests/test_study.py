@@ -96,9 +96,9 @@ def test_another_study_or_other_files_in_the_folder_are_refused(study, whole, da
 def test_a_configuration_that_cannot_work_does_not_claim_the_folder_nor_leave_its_tokenizer(texts, tmp_path):
     arms, out = {"learned": {"interface": "learned"}}, tmp_path / "study"
     sections = {"arms": arms, "study": {"seeds": [1]}, "budget": {"targets": 64}}
-    data = {"inputs": [str(texts)], "vocab_size": 300, "validation": 1e-9}
-    with pytest.raises(InputError, match="no document fell on the validation side"):
-        compare(tiny_study("", data=data, **sections), out, Silent())
+    data = {"inputs": [str(texts)], "vocab_size": 300}
+    with pytest.raises(InputError, match="no document fell on the train side"):
+        compare(tiny_study("", data={**data, "validation": 1e-9, "min_tokens": 10**6}, **sections), out, Silent())
     assert compare(tiny_study("", data={**data, "validation": 0.2}, **sections), out, Silent())
     assert len(list(out.glob("tokenizer-*.json"))) == 2  # the first had seen what is held out now, so it was not reused
     told = read_json(out / "facts.json")["dataset"]["tokenizer_sha256"]
