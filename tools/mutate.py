@@ -146,10 +146,11 @@ def make_map(folder: Path) -> None:
     measured = coverage.Coverage(data_file=str(folder / "coverage.db"), source=[str(ROOT / SOURCE)])
     plugin = _Contexts(measured)
     measured.start()
-    pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(ROOT / "tests")], plugins=[plugin])
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(ROOT / "tests")], plugins=[plugin])
     measured.stop()
-    if plugin.failed:
-        raise SystemExit(f"tests fail without any fault: {', '.join(sorted(plugin.failed))}; mend them first")
+    if status != 0:
+        names = ", ".join(sorted(plugin.failed)) or f"pytest exit {status}"
+        raise SystemExit(f"the tests fail without any fault ({names}); mend them first")
     data = measured.get_data()
     entered: dict[str, set[str]] = defaultdict(set)
     for name in data.measured_files():
