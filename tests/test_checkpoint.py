@@ -140,8 +140,8 @@ def test_the_room_that_a_save_asks_for_is_what_it_writes(run_folder, study, data
     assert needed < written < needed + 20_000  # the header
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(needed, 1, needed - 1))
     with pytest.raises(OSError, match="No space left on device"):
-        trainer._save()
-    assert checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints") == []
+        trainer.writer.save(trainer.model, trainer.optimizer, trainer.state, trainer.last_ids, must=True)
+    assert not list((tmp_path / "gf2" / "checkpoints").iterdir())
 
 
 def test_a_kill_before_older_ones_were_removed_is_made_good_when_the_run_goes_on(copy, study, dataset):

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 from torch.distributed.checkpoint.api import CheckpointException
+from transformers import GPT2Config
 
+from tests.conftest import VOCAB
 from tokencodes import checkpoint
 from tokencodes.checkpoint import tensors
 from tokencodes.checkpoint.write import cause_of
@@ -109,8 +111,9 @@ def test_an_interrupted_import_exits_with_130_and_writes_nothing(tmp_path, capsy
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_foreign_model_is_not_called_unreadable(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+def test_an_interrupted_foreign_model_is_not_called_unreadable(tokenizer_path, tmp_path, monkeypatch):
+    GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    shutil.copyfile(tokenizer_path, tmp_path / "tokenizer.json")
     monkeypatch.setattr(subject.AutoModelForCausalLM, "from_pretrained", wrapped)
     with pytest.raises(KeyboardInterrupt):
         subject.open_evaluated(str(tmp_path), None, "cpu", "float32")
