@@ -216,3 +216,16 @@ def test_the_plans_hash_is_over_all_that_it_depends_on():
         digest.update(f" {len(ids)} {scored} ".encode() + np.array(ids, "<u4").tobytes())
     assert make_plan(asked, 16)[0].sha256 == digest.hexdigest() != make_plan(asked, 16, False)[0].sha256
     assert (planning.VERSION, planning.SAVED, planning.KEYS_A_TOKEN) == (1, 128, 1000)
+
+
+def test_scored_tokens_that_a_piece_carries_and_those_of_the_piece_before_it_are_found(costs):
+    costs(3, 0)
+    asked = asked_of([1, 2, 3, 4, 5, 6, 7, 0], [1, 2, 3, 4, 8, 9, 10, 0], [1, 2, 3, 50, 51, 52, 0], scored=6)
+    plan, items = make_plan(asked, 4)
+    pieces = [piece.tokens.tolist() for one in plan.passes for piece in one.pieces]
+    assert pieces == [[1, 2, 3], [4, 5, 6, 7], [4, 8, 9, 10], [50, 51, 52]]  # token 4 is carried twice
+    found = answers(plan)
+    for (ids, scored), item in zip(asked, items, strict=True):
+        for place in range(scored):
+            end = len(ids) - scored + place
+            assert found[item, place] == (ids[:end].tolist(), int(ids[end]))

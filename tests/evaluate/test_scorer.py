@@ -68,7 +68,7 @@ def test_pieces_whose_attention_is_cut_at_every_branch_give_the_same(kind, batch
         assert np.abs(other.log_probs - plainly(model, request)[0]).max() < 2e-5
 
 
-def test_what_can_be_packed_is_and_a_window_is_not(caplog):
+def test_what_can_be_packed_is_and_a_window_is_not():
     assert Scorer(tiny("llama"), 64).shared and Scorer(tiny("gpt2"), 64).shared
     other = Scorer(tiny("mistral"), 64)
     assert not other.shared and "sliding_window" in other.how
@@ -336,3 +336,16 @@ def test_the_greedy_token_is_the_first_of_the_largest_logits(place):
     found, best = _judge(logits.clone(), torch.tensor([0]), torch.tensor([place]))
     assert best.tolist() == [place in (0, 3)]
     assert float(found[0]) == pytest.approx(float(logits.log_softmax(-1)[0, place]), abs=1e-6)
+
+
+def test_where_no_document_is_to_blame_alone_the_first_one_is_named(monkeypatch):
+    scorer = Scorer(tiny("llama"), 64)
+    answers = scorer._answers
+
+    def spoilt(forward, one):
+        log_probs, best = answers(forward, one)
+        return np.full_like(log_probs, np.nan), best
+
+    monkeypatch.setattr(scorer, "_answers", spoilt)
+    with pytest.raises(CheckFailed, match=r"^t, document 9, part 0: a log-probability is not finite"):
+        scorer.score([request_of([4, 5, 6], 1, 8), request_of([1, 2, 3], 1, 9)])
