@@ -261,3 +261,201 @@ def test_auto_on_a_gpu_takes_the_first_that_keeps_the_promise(there, release, dt
     monkeypatch.setattr(loss, "_import", lambda kernel, module: release)
     assert loss.choose_kernel("auto", "cuda", dtype) == chosen
     assert loss.choose_kernel("auto", "cpu", dtype) == "chunked"
+
+
+# What the module promises beside the numbers: which entries exist, and which package is asked for what.
+
+
+def test_windows_become_inputs_and_targets_that_are_one_apart():
+    windows = torch.tensor([[5, 6, 7, 8], [9, 3, -100, -100]])
+    inputs, targets = loss.inputs_and_targets(windows)
+    assert inputs.tolist() == [[5, 6, 7], [9, 3, 0]] and targets.tolist() == [[6, 7, 8], [3, -100, -100]]
+    assert loss.IGNORE == -100  # transformers' and torch's own
+
+
+class On:
+    """A tensor's device, for a rule that asks for no more."""
+
+    def __init__(self, kind: str):
+        self.device = torch.device(kind)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "cpu", "cuda"),
+    [(49152, 320, 1344), (3072, 5440, 21824), (1 << 18, 64, 256), (258112, 64, 256), (258111, 65 - 1, 256), (1 << 24, 1, 4)],
+)
+def test_a_chunk_has_as_many_targets_as_its_logits_may_have_entries(vocab, cpu, cuda):
+    head = torch.empty(vocab, 1, device="meta")
+    assert loss.chunk_rows(On("cpu"), head) == cpu and loss.chunk_rows(On("cuda"), head) == cuda
+
+
+@pytest.mark.parametrize(
+    ("entries", "rows"), [(0, 1), (9, 1), (10, 1), (630, 63), (640, 64), (650, 64), (1279, 64), (1280, 128)]
+)
+def test_targets_of_a_chunk_are_a_multiple_of_64_from_there_on(entries, rows, monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_ENTRIES", entries)
+    assert loss.chunk_rows(On("cpu"), torch.empty(10, 2)) == rows
+
+
+def test_no_more_logits_exist_than_there_are_targets(monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_ENTRIES", 1 << 50)  # a petabyte, if they did
+    h, head, ids = draw(5, [1])
+    assert_close(fused(h, head, ids, "chunked"), plain(h, head, ids), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("h_grad", "head_grad", "enabled", "wanted"),
+    [
+        (True, True, True, True),
+        (True, False, True, True),
+        (False, True, True, True),
+        (False, False, True, False),
+        (True, True, False, False),
+    ],
+)
+def test_gradients_are_computed_only_where_someone_wants_them(h_grad, head_grad, enabled, wanted, monkeypatch):
+    h, head, ids = draw(5, [1])
+    h, head, seen = h.detach().requires_grad_(h_grad), head.detach().requires_grad_(head_grad), []
+    apply = loss._HeadCrossEntropy.apply
+    monkeypatch.setattr(loss._HeadCrossEntropy, "apply", lambda *told: seen.append(told[-1]) or apply(*told))
+    with torch.set_grad_enabled(enabled):
+        value = loss.head_cross_entropy(h, head, ids, "chunked")
+    assert seen == [wanted] and value.requires_grad == wanted
+
+
+def test_torchs_own_is_asked_for_no_gradient_that_nobody_wants(monkeypatch):
+    seen, own = [], F.linear_cross_entropy
+    monkeypatch.setattr(
+        loss.F, "linear_cross_entropy", lambda h, *more, **told: seen.append(h.requires_grad) or own(h, *more, **told)
+    )
+    h, head, ids = draw(5, [1])
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            loss.head_cross_entropy(h, head, ids, "torch")
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize("kernel", ["chunked"])
+def test_a_second_backward_pass_is_refused(kernel):
+    value = loss.head_cross_entropy(*draw(5, [1]), kernel)
+    value.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="a second backward pass through the same loss"):
+        value.backward()
+
+
+class Package:
+    """A kernel's package as far as it is used: keeps what it was asked, and answers by the formula."""
+
+    def __init__(self):
+        self.told = None
+
+    def liger_fused_linear_cross_entropy(self, h, head, targets, **told):
+        return self._answer(h, head, targets, told)
+
+    def linear_cross_entropy(self, h, head, targets, accum_c_fp32=None, **told):
+        return self._answer(h, head, targets, {**told, "accum_c_fp32": accum_c_fp32})
+
+    def _answer(self, h, head, targets, told):
+        self.told = {**told, "h": h.dtype, "head": head.dtype, "h wants": h.requires_grad, "zeros": ~h.any(1)}
+        return F.cross_entropy((h @ head.T).float(), targets, ignore_index=loss.IGNORE, reduction="sum")
+
+
+@pytest.fixture
+def package(monkeypatch):
+    found = Package()
+    monkeypatch.setattr(loss, "_import", lambda kernel, module: found)
+    return found
+
+
+def test_liger_is_asked_for_a_sum_in_float32_over_what_counts(package):
+    h, head, ids = draw(5, [1], torch.bfloat16)
+    value = loss._liger(h, head.float(), ids)
+    assert value.item() == pytest.approx(plain(h, head, ids)[0].item(), rel=0.02)
+    told = {key: package.told[key] for key in ("ignore_index", "reduction", "accum_dtype", "h", "head", "h wants")}
+    assert told == {
+        "ignore_index": -100,
+        "reduction": "sum",
+        "accum_dtype": torch.float32,
+        "h": torch.bfloat16,
+        "head": torch.bfloat16,
+        "h wants": True,
+    }
+    assert package.told["zeros"].tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("h_grad", "head_grad", "enabled", "wanted"),
+    [(False, True, True, True), (False, False, True, False), (False, True, False, False), (True, False, True, True)],
+)
+def test_liger_computes_the_heads_gradient_only_beside_that_of_the_hidden_states(h_grad, head_grad, enabled, wanted, package):
+    h, head, ids = draw(5, [1], torch.float32)
+    with torch.set_grad_enabled(enabled):
+        loss._liger(h.detach().requires_grad_(h_grad), head.detach().requires_grad_(head_grad), ids)
+    assert package.told["h wants"] == wanted
+
+
+def test_cut_cross_entropy_is_asked_for_sums_in_float32_and_no_filter(package):
+    h, head, ids = draw(5, [1], torch.bfloat16)
+    value = loss._cce(h, head.float(), ids)
+    assert value.item() == pytest.approx(plain(h, head, ids)[0].item(), rel=0.02)
+    told = {
+        key: package.told[key] for key in ("ignore_index", "reduction", "filter_eps", "accum_e_fp32", "accum_c_fp32", "head")
+    }
+    assert told == {
+        "ignore_index": -100,
+        "reduction": "sum",
+        "filter_eps": None,
+        "accum_e_fp32": True,
+        "accum_c_fp32": True,
+        "head": torch.bfloat16,
+    }
+
+
+def test_cut_cross_entropy_is_not_started_where_no_target_counts(package):
+    h, head, ids = draw(5, list(range(5)), torch.bfloat16)
+    value = loss._cce(h, head, ids)
+    value.backward()
+    assert package.told is None and value.dtype == torch.float32 and value.item() == 0.0
+    assert not h.grad.any() and not head.grad.any() and h.grad.shape == h.shape
+
+
+def test_an_optional_package_is_found_without_being_imported(monkeypatch):
+    asked = []
+    monkeypatch.setattr(loss.importlib.util, "find_spec", lambda name: asked.append(name) or (name == "liger_kernel" or None))
+    assert loss.installed("liger") is True and loss.installed("cce") is False
+    assert asked == ["liger_kernel", "cut_cross_entropy"]
+    assert loss._import("liger", "json").dumps([1]) == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "device", "dtype", "why"),
+    [
+        ("chunked", "cpu", torch.bfloat16, None),
+        ("chunked", "cuda", torch.float64, None),
+        ("torch", "cuda", torch.float32, None),
+        ("torch", "cpu", torch.float64, None),
+        ("torch", "cuda", torch.float16, "it would add up in that dtype"),
+        ("liger", "cuda", torch.float32, None),
+        ("liger", "cuda", torch.bfloat16, None),
+        ("liger", "cuda", torch.float64, "it does not compute in that dtype"),
+        ("cce", "cuda", torch.float16, None),
+        ("cce", "cuda", torch.float32, "it does not compute in that dtype"),
+        ("cce", "cuda", torch.float64, "it does not compute in that dtype"),
+    ],
+)
+def test_a_kernel_that_is_asked_for_runs_or_says_why_not(kernel, device, dtype, why, monkeypatch):
+    monkeypatch.setattr(loss, "installed", lambda name: True)
+    if why is None:
+        assert loss.choose_kernel(kernel, device, dtype) == kernel
+    else:
+        name = str(dtype).removeprefix("torch.")
+        with pytest.raises(InputError, match=rf"'{kernel}': not for a matmul in {name}: {why}; use 'chunked' or 'auto'"):
+            loss.choose_kernel(kernel, device, dtype)
+
+
+def test_the_matmul_runs_in_autocasts_dtype_and_else_in_its_own():
+    h = torch.zeros(1, 2)
+    assert loss._matmul_dtype(h) == torch.float32 and loss._matmul_dtype(h.double()) == torch.float64
+    with torch.autocast("cpu", torch.float16):
+        assert loss._matmul_dtype(h) == torch.float16 and loss._matmul_dtype(h.double()) == torch.float64
+    assert loss._matmul_dtype(h.bfloat16()) == torch.bfloat16
