@@ -138,28 +138,61 @@ class _Contexts:
             self.failed.add(report.nodeid)
 
 
-def make_map(folder: Path) -> None:
-    """Runs the suite under coverage, and writes which tests enter which function, and how long each takes."""
-    import coverage
-    import pytest
+def make_map(folder: Path, jobs: int) -> dict[str, Any]:
+    """Runs the suite under coverage, in `jobs` processes, and writes which tests enter which function, and how long each takes.
+    Tests that fail without any fault are named and left out."""
+    files = sorted(str(file) for file in (ROOT / "tests").rglob("test_*.py"))
+    children = []
+    for job in range(jobs):
+        pid = os.fork()
+        if pid == 0:
+            _map_a_part(files[job::jobs], folder / f"map-{job}")
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    entered: defaultdict[str, set[str]] = defaultdict(set)
+    seconds: dict[str, float] = {}
+    failed: set[str] = set()
+    for job in range(jobs):
+        part = json.loads((folder / f"map-{job}.json").read_text())
+        seconds |= part["seconds"]
+        failed |= set(part["failed"])
+        for key, tests in part["entered"].items():
+            entered[key] |= set(tests)
+    for test in sorted(failed):
+        print(f"left out, because it fails without any fault: {test}", file=sys.stderr)
+    known = {"entered": {key: sorted(tests - failed) for key, tests in entered.items()}, "seconds": seconds}
+    (folder / "map.json").write_text(json.dumps(known))
+    return known
 
-    measured = coverage.Coverage(data_file=str(folder / "coverage.db"), source=[str(ROOT / SOURCE)])
-    plugin = _Contexts(measured)
-    measured.start()
-    status = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(ROOT / "tests")], plugins=[plugin])
-    measured.stop()
-    if status != 0:
-        names = ", ".join(sorted(plugin.failed)) or f"pytest exit {status}"
-        raise SystemExit(f"the tests fail without any fault ({names}); mend them first")
-    data = measured.get_data()
-    entered: dict[str, set[str]] = defaultdict(set)
+
+def _map_a_part(files: list[str], place: Path) -> None:
+    status = 1
+    try:
+        import coverage
+        import pytest
+
+        os.setsid()
+        measured = coverage.Coverage(data_file=str(place.with_suffix(".db")), source=[str(ROOT / SOURCE)])
+        plugin = _Contexts(measured)
+        measured.start()
+        pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files], plugins=[plugin])
+        measured.stop()
+        part = {"entered": _entered(measured.get_data()), "seconds": plugin.seconds, "failed": sorted(plugin.failed)}
+        place.with_suffix(".json").write_text(json.dumps(part))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _entered(data: Any) -> dict[str, list[str]]:
+    """The tests that enter each function of each file."""
+    entered: defaultdict[str, set[str]] = defaultdict(set)
     for name in data.measured_files():
-        file = Path(name)
-        functions = functions_by_line(file)
+        functions = functions_by_line(Path(name))
         for line, tests in data.contexts_by_lineno(name).items():
-            entered[f"{file.relative_to(ROOT)} {functions.get(line, '')}"] |= {test for test in tests if test}
-    told = {"entered": {key: sorted(tests) for key, tests in entered.items()}, "seconds": dict(plugin.seconds)}
-    (folder / "map.json").write_text(json.dumps(told))
+            entered[f"{Path(name).relative_to(ROOT)} {functions.get(line, '')}"] |= {test for test in tests if test}
+    return {key: sorted(tests) for key, tests in entered.items()}
 
 
 def tests_for(target: Target, known: dict[str, Any]) -> list[str]:
@@ -342,18 +375,8 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="write the table and the survivors to this file")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    if not (options.folder / "map.json").is_file():
-        pid = os.fork()
-        if pid == 0:
-            try:
-                make_map(options.folder)
-            except SystemExit as error:
-                print(error, file=sys.stderr)
-                os._exit(1)
-            os._exit(0)
-        if os.waitpid(pid, 0)[1] != 0:
-            return 1
-    known = json.loads((options.folder / "map.json").read_text())
+    kept = options.folder / "map.json"
+    known = json.loads(kept.read_text()) if kept.is_file() else make_map(options.folder, options.jobs)
     targets = drawn(all_targets(PARTS), options.mutants, options.seed)
     targets = [target for target in targets if options.only in (None, target.part)]
     before = killed_before(options.folder)
