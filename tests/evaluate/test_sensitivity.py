@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tokencodes.evaluate.audit import counts
+from tokencodes.evaluate.audit import RequestRecord, counts
 from tokencodes.evaluate.evaluation import _other_prefix
 from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request
 from tokencodes.evaluate.scorer import Score
@@ -58,22 +58,28 @@ def test_documents_without_an_accuracy_are_no_part_of_the_bounds():
 @pytest.mark.parametrize(("dropped", "truncated"), [((0, 0), 0), ((1, 0), 1), ((1, 1), 2), ((0, 7), 1)])
 def test_a_request_that_lost_one_token_counts_as_truncated(dropped, truncated):
     records = [
-        {
-            "task": f"mmlu/{number}",
-            "document": 3,
-            "dropped": lost,
-            "tokens": 10,
-            "scored": [1, 2],
-            "lost_bytes": number,
-            "prefix": 0 if number else None,
-        }
+        RequestRecord(
+            task=f"mmlu/{number}",
+            document=3,
+            part=0,
+            kind=CHOICE,
+            context_sha256="0" * 64,
+            continuation_sha256="0" * 64,
+            read_sha256="0" * 64,
+            tokens=10,
+            scored=(1, 2),
+            dropped=lost,
+            lost_bytes=number,
+            prefix=0 if number else None,
+            begin=0,
+        )
         for number, lost in enumerate(dropped)
     ]
     (found,) = counts([*records, records[1]])
     assert (found.truncated, found.dropped) == (truncated + (dropped[1] > 0), sum(dropped) + dropped[1])
     assert (found.name, found.documents, found.requests, found.tokens, found.scored) == ("mmlu", 2, 3, 30, 6)
     assert (found.lost, found.prefixed) == (2, 2)
-    (unknown,) = counts([records[0] | {"lost_bytes": None}, records[1]])
+    (unknown,) = counts([records[0].model_copy(update={"lost_bytes": None}), records[1]])
     assert unknown.lost is None
 
 
