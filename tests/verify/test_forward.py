@@ -8,6 +8,7 @@ import torch
 
 from tests.test_model import model_of
 from tokencodes.interfaces import base
+from tokencodes.measured import significant
 from tokencodes.verify import forward, reference
 from tokencodes.verify.check import MEASURED, PROVEN, Subject, check, drawn_ids, not_applicable
 
@@ -205,7 +206,9 @@ def test_whole_logits_hold_up_to_the_bound_and_fail_above(factor, sign, status, 
     assert (made.level, made.name, made.status, made.scope) == ("L2", "whole logits", status, MEASURED)
     largest = max(float(np.abs(answer(None, None, row)).max()) for row in ids.numpy())
     assert asked == [largest]
-    assert made.detail == (f"largest difference {factor * bound:.1e}, bound {bound:.1e}, 96 tokens, logits to {largest:.1f}")
+    assert made.detail == (
+        f"largest difference {factor * bound:.1e}, bound {bound:.1e}, 96 tokens, logits to {significant(largest)}"
+    )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -64,7 +64,7 @@ def test_bfloat16_holds_up_to_a_divergence_of_a_fiftieth_nat(low, status):
     logits_by_type(subject, 0.0, low)
     made = runtime.bfloat16(subject)
     assert (made.level, made.name, made.status, made.scope) == ("L3", "bfloat16", status, MEASURED)
-    assert made.detail == f"KL {kl:.1e} nats (floor 0.0e+00, bound 0.02), another best token in 100.0 %"
+    assert made.detail == f"KL {kl:.1e} nats (floor 0.0e+00, bound 0.02), another best token in 100 %"
     assert subject.model.lm_head.weight.dtype == torch.float32, "the model itself is not cast"
 
 
@@ -93,7 +93,7 @@ def test_bfloat16_that_overflows_does_not_hold():
 def test_best_tokens_that_stay_are_counted_as_such():
     subject = of("gf2")
     logits_by_type(subject, 1.0, 1.0)
-    assert "another best token in 0.0 %" in runtime.bfloat16(subject).detail
+    assert "another best token in 0 %" in runtime.bfloat16(subject).detail
 
 
 def test_the_floor_is_what_another_shape_of_the_batch_does():
