@@ -2,6 +2,7 @@
 
 import pytest
 
+from tokencodes import memory
 from tokencodes.cli import run
 
 HUGE = str(10**23)
@@ -52,10 +53,11 @@ def test_a_context_that_no_document_has_is_inspected_all_the_same(context, datas
     [
         ("gf2", HUGE, "is beyond the 16,777,216 that are possible here"),
         ("binary", "1000000000", "is beyond the 16,777,216 that are possible here"),
-        ("random:width=1000000000", "49152", "GB of memory; here are"),
+        ("random:width=1000000", "49152", "about 49.2 GB of memory; here are 1.00 GB"),
     ],
 )
-def test_a_codebook_that_no_memory_can_hold_is_refused(spec, vocab, reason, capsys):
+def test_a_codebook_that_no_memory_can_hold_is_refused(spec, vocab, reason, capsys, monkeypatch):
+    monkeypatch.setattr(memory, "total_bytes", lambda: 10**9)
     assert run(["codes", spec, "--vocab", vocab]) == 2
     error = capsys.readouterr().err
     assert reason in error and error.count("\n") == 1

@@ -56,6 +56,11 @@ def command(library, tokenizer_path) -> list[str]:
     return [*f"{sys.executable} -m tokencodes prepare {library} --tokenizer {tokenizer_path} --json --validation 0.2".split()]
 
 
+def heed_ctrl_c() -> None:
+    """A shell starts a program in the background with SIGINT ignored, and then its children ignore it too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Process:
     """A real `tokencodes prepare`, in a process group of its own."""
 
@@ -63,7 +68,12 @@ class Process:
         self.out = out
         told = [*command, "--workers", str(workers), "--out", str(out)]
         self._process = subprocess.Popen(
-            told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            told,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=heed_ctrl_c,
         )
         self.pid = self._process.pid
 
