@@ -15,6 +15,7 @@ test: $(READY) lint
 
 # Hours, so not part of `test`: hundreds of kills, and hundreds of faults put into the source.
 soak: $(READY)
+	$(BIN)/python -m pytest -m soak
 	$(BIN)/python tools/soak_prepare.py
 	$(BIN)/python tools/soak_train.py
 

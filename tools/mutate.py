@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mutants import Mutant, mutants, mutated
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 SOURCE = Path("src/tokencodes")
 PARTS = (
     "codes",

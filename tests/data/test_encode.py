@@ -313,12 +313,14 @@ def test_a_tokenizer_is_encoded_exactly_and_by_the_library_where_its_rules_are_u
     assert ids.tolist() == [id for one in expected for id in one]
 
 
-def test_every_document_of_the_real_texts_has_the_ids_that_the_library_gives_it(real_data, monkeypatch):
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.soak)])
+def test_documents_of_the_real_texts_have_the_ids_that_the_library_gives_them(every, real_data, monkeypatch):
+    """By default each sixteenth document; `make soak` takes all."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     encoder = engine_for(TokenizerFile(real_data / "tokenizer" / "smollm2.json"))
     assert isinstance(encoder, CachedEncoder)
     assert_same(encoder, hazards(5, 3000))
     for path in sorted((real_data / "corpora").glob("*.jsonl.gz")):
-        documents = [document.text for document in read_documents(path)]
+        documents = [document.text for document in read_documents(path)][::every]
         for start in range(0, len(documents), 32):
             assert_same(encoder, documents[start : start + 32])
