@@ -189,6 +189,8 @@ def _entered(data: Any) -> dict[str, list[str]]:
     """The tests that enter each function of each file."""
     entered: defaultdict[str, set[str]] = defaultdict(set)
     for name in data.measured_files():
+        if not name.endswith(".py"):  # templates
+            continue
         functions = functions_by_line(Path(name))
         for line, tests in data.contexts_by_lineno(name).items():
             entered[f"{Path(name).relative_to(ROOT)} {functions.get(line, '')}"] |= {test for test in tests if test}
