@@ -198,7 +198,8 @@ def _entered(data: Any) -> dict[str, list[str]]:
 
 
 def tests_for(target: Target, known: dict[str, Any]) -> list[str]:
-    """The tests that enter a mutant's function: those of its own part first, the quick ones first, within MOST_SECONDS."""
+    """The tests that enter a mutant's function, and those of the file named after its module. The module's own come first, then
+    those of its part, the quick ones first, within MOST_SECONDS."""
     entered, seconds = known["entered"], known["seconds"]
     names = target.mutant.function.split(".") if target.mutant.function else []
     tests: set[str] = set()
@@ -210,6 +211,7 @@ def tests_for(target: Target, known: dict[str, Any]) -> list[str]:
             break
         names.pop()
     stem, part = Path(target.file).stem, target.part.removesuffix(".py").split("/")[0]
+    tests |= {test for test in seconds if Path(test.split("::")[0]).name.startswith(f"test_{stem}")}
 
     def order(test: str) -> tuple[bool, bool, float]:
         file = test.split("::")[0]
