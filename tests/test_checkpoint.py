@@ -159,7 +159,14 @@ def test_what_a_kill_left_behind_is_removed_when_the_run_goes_on(copy, study, da
     assert not list((copy / "checkpoints").glob(".tmp-*"))
 
 
+def test_a_rank_writes_one_file_named_after_its_number(run_folder):
+    files = (checkpoint.find(run_folder) / "tensors").iterdir()
+    assert [file.name for file in files] == ["rank-00000.safetensors"]
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(InputError, match="nowhere: no such file or folder"):
+        checkpoint.load_model(tmp_path / "nowhere")
     with pytest.raises(InputError, match="neither a run, nor a checkpoint, nor an exported model"):
         checkpoint.load_model(tmp_path)
     (tmp_path / "checkpoints").mkdir()

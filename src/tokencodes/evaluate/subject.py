@@ -120,10 +120,7 @@ def _folder(place: str) -> Path | None:
     kept = checkpoint.checkpoints(path / "checkpoints")
     if kept:
         return kept[0]
-    if not (path / "config.json").is_file():
-        checkpoint.find(path)  # says what is there
-        raise InputError(f"{place}: no model that can be read; {NAME_A_MODEL}")
-    return path
+    return checkpoint.find(path)  # where no model is, it says what is there
 
 
 def _config(place: str, folder: Path | None) -> PretrainedConfig:
