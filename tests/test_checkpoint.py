@@ -160,8 +160,10 @@ def test_what_a_kill_left_behind_is_removed_when_the_run_goes_on(copy, study, da
 
 
 def test_a_rank_writes_one_file_named_after_its_number(run_folder):
-    files = (checkpoint.find(run_folder) / "tensors").iterdir()
+    files = list((checkpoint.find(run_folder) / "tensors").iterdir())
     assert [file.name for file in files] == ["rank-00000.safetensors"]
+    header = int.from_bytes(files[0].read_bytes()[:8], "little")
+    assert header % 8 == 0  # so the first tensor begins where its elements may
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):
