@@ -108,6 +108,25 @@ def test_a_full_disk_during_a_save_leaves_what_was_there(copy, study, dataset, m
     assert checkpoint.damage(checkpoint.find(copy)) is None
 
 
+def test_what_a_rank_wrote_and_cannot_read_back_is_no_checkpoint(copy, study, dataset, monkeypatch):
+    before = sorted(path.name for path in (copy / "checkpoints").iterdir())
+    trainer = Trainer(study.run("gf2", 1), dataset, copy, Silent())
+
+    def unreadable(partial, world):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys.modules["tokencodes.checkpoint.write"], "_own_sums", unreadable)
+    with pytest.raises(OSError, match=r"could not read back what was written \(rank 0: Input/output error\)"):
+        trainer._save()
+    assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == before
+
+
+def test_a_generator_state_of_another_size_is_refused(copy, study, dataset, monkeypatch):
+    monkeypatch.setattr(torch, "set_rng_state", lambda state: torch.Generator().set_state(state[:8]))
+    with pytest.raises(InputError, match="the generator's state is not valid"):
+        Trainer(study.run("gf2", 1), dataset, copy, Silent())
+
+
 def test_a_run_a_checkpoint_and_an_exported_folder_hold_the_same_model(run_folder):
     models = [
         checkpoint.load_model(place)
