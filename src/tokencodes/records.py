@@ -15,7 +15,7 @@ from tokencodes.files import read_json, read_json_lines
 
 
 class Record(BaseModel):
-    """The base of every record: frozen; no unknown fields; a number is no text; NaN and infinity are refused."""
+    """The base of every record: it is frozen, unknown fields are refused, and so are NaN and infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
