@@ -267,3 +267,15 @@ def test_a_quantised_file_does_not_come_back(make, tmp_path):
     export(make(), "gguf", tmp_path / "out", "Q8_0")
     with pytest.raises(InputError, match="its weights are quantised, so the trained ones are not in it"):
         bring(tmp_path / "out", tmp_path / "again", None, None, None, False)
+
+
+def test_a_file_without_the_shape_of_its_model_is_refused_before_anything_is_built(tmp_path):
+    """transformers would build its default Llama of 7B parameters, which takes more memory than a laptop has."""
+    writer = gguf.GGUFWriter(tmp_path / "cut.gguf", "llama")
+    writer.add_context_length(16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(InputError, match=r"cut\.gguf: llama\.block_count is missing, so the shape of the model is not known"):
+        bring(tmp_path / "cut.gguf", tmp_path / "out", None, None, None, False)
+    assert not (tmp_path / "out").exists()

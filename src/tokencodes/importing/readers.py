@@ -17,6 +17,13 @@ from tokencodes.importing.plain import TABLE, Plain, Weights, answers_of, refuse
 
 # Of a configuration: how transformers came by a model, and what forbids to train or save it.
 OF_THE_READER = ("_name_or_path", "_model_name_or_path", "quantization_config")
+SHAPE = (
+    "llama.block_count",
+    "llama.embedding_length",
+    "llama.feed_forward_length",
+    "llama.attention.head_count",
+    "llama.context_length",
+)
 
 
 def read_plain(place: Path) -> Plain | None:
@@ -73,7 +80,7 @@ def read_folder(folder: Path) -> Plain:
 
 
 def read_gguf(file: Path) -> Plain:
-    """By transformers' own reader. InputError: quantised, or of another architecture."""
+    """By transformers' own reader. InputError: quantised, of another architecture, or without the shape of its model."""
     import gguf
 
     if not file.is_file():
@@ -82,6 +89,9 @@ def read_gguf(file: Path) -> Plain:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     if fields.get("general.architecture") != "llama":
         raise InputError(f"{file}: of the architecture {fields.get('general.architecture')!r}; only llama is taken")
+    absent = [key for key in SHAPE if key not in fields]
+    if absent:  # transformers would take the shape of its default Llama, of 7B parameters
+        raise InputError(f"{file}: {absent[0]} is missing, so the shape of the model is not known; take a complete file")
     exact = {gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
     if not {tensor.tensor_type for tensor in reader.tensors} <= exact:
         raise InputError(f"{file}: its weights are quantised, so the trained ones are not in it; take F32")
