@@ -19,6 +19,8 @@ from tokencodes.train.build import build_model
 from tokencodes.train.config import RunConfig, StudyConfig
 from tokencodes.train.corpus import resolve_inputs
 from tokencodes.train.interface import settle
+from tokencodes.train.metrics import Silent
+from tokencodes.train.run import train
 
 VOCAB = 320  # 9 bits, 192 codes unused
 TINY_MODEL = {
@@ -91,6 +93,14 @@ def fresh_model(run: RunConfig) -> TokenCodeForCausalLM:
 @pytest.fixture(scope="session")
 def study(dataset) -> StudyConfig:
     return tiny_study(dataset.path)
+
+
+@pytest.fixture(scope="session")
+def run_folder(study, dataset, tmp_path_factory) -> Path:
+    """A finished run, to be read or copied and never changed."""
+    folder = tmp_path_factory.mktemp("run") / "gf2"
+    train(study.run("gf2", 1), dataset, folder, Silent())
+    return folder
 
 
 @pytest.fixture(scope="session")

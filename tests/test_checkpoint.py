@@ -22,13 +22,6 @@ from tokencodes.train.run import train
 STAGES = ["begin", "tensors", "state", "manifest", "renamed", "latest", "removing", "done"]
 
 
-@pytest.fixture(scope="module")
-def run_folder(study, dataset, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("run") / "gf2"
-    train(study.run("gf2", 1), dataset, folder, Silent())
-    return folder
-
-
 @pytest.fixture
 def copy(run_folder, tmp_path) -> Path:
     shutil.copytree(run_folder, tmp_path / "gf2")

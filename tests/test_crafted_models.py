@@ -38,7 +38,6 @@ from tokencodes.importing.bringing import bring
 from tokencodes.swap import load_swapped, save_swapped, swap_input
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
-from tokencodes.train.run import train
 from tokencodes.verify.certificate import certify
 
 SOURCE = Path(__file__).parent.parent / "src" / "tokencodes"
@@ -47,13 +46,6 @@ SOURCE = Path(__file__).parent.parent / "src" / "tokencodes"
 @pytest.fixture
 def trap(tmp_path) -> Trap:
     return Trap(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def run_folder(study, dataset, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("run") / "gf2"
-    train(study.run("gf2", 1), dataset, folder, Silent())
-    return folder
 
 
 @pytest.fixture

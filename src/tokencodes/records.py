@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tokencodes.errors import InputError
-from tokencodes.files import read_json, read_json_lines
+from tokencodes.files import read_json
 
 
 class Record(BaseModel):
@@ -20,17 +20,18 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class Known(Record):
+    """The base of records of which a reader needs some fields: the file may have others."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 def read_record(path: Path, kind: type[AnyRecord], way_out: str = "take a new copy, or make it anew") -> AnyRecord:
     """The record in a JSON file. InputError names the file and its first wrong field, and ends with `way_out`."""
     return checked(read_json(path), kind, str(path), way_out)
-
-
-def read_record_lines(path: Path, kind: type[AnyRecord], way_out: str = "take a new copy, or make it anew") -> list[AnyRecord]:
-    """The records of a file of JSON lines, as `read_json_lines` has them. InputError names the file and the line."""
-    return list(checked_lines(read_json_lines(path), kind, path, way_out))
 
 
 def checked_lines(lines: Iterable[Any], kind: type[AnyRecord], path: Path, way_out: str) -> Iterable[AnyRecord]:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_valid
 
 from tokencodes.errors import InputError
 from tokencodes.files import read_json_lines, read_toml
-from tokencodes.records import Record, checked, checked_lines, read_record
+from tokencodes.records import Known, checked, checked_lines, read_record
 
 STUDY, FACTS, YARDSTICKS = "study.toml", "facts.json", "yardsticks.json"  # in a study's folder
 METRICS, SAMPLE = "metrics.jsonl", "sample.json"  # in a run's folder
@@ -24,10 +24,10 @@ ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]  # it n
 Size = Annotated[int, Field(gt=0, lt=1 << 40)]
 
 
-class Shown(Record):
-    """A record of which a reader knows some fields: others are no error. A number is no text."""
+class Shown(Known):
+    """A record of which the report shows some fields. A number is no text."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True)
 
 
 class Body(Shown):

@@ -13,19 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict
-
-from tokencodes.checkpoint.layout import REPLAY, checkpoints, update_of
+from tokencodes.checkpoint.layout import REPLAY, ReplayRecord, checkpoints, read_state, update_of
 from tokencodes.codes import InterfaceSpec
 from tokencodes.files import read_toml
-from tokencodes.records import Record, checked, read_record
+from tokencodes.records import Known, checked, read_record
 from tokencodes.result import ResultRecord, read_result
-
-
-class Known(Record):
-    """The keys of a file that are read here; it has more."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class Part(Known):
@@ -100,22 +92,6 @@ class ModelKeys(Known):
     num_hidden_layers: int
     num_attention_heads: int
     max_position_embeddings: int
-
-
-class StateKeys(Known):
-    """state.json of a checkpoint."""
-
-    update: int
-    dataset_fingerprint: str
-    tokenizer_sha256: str
-    start_sha256: str
-    replay_loss: float | None = None
-
-
-class ReplayKeys(Known):
-    """replay.json of a model."""
-
-    loss: float | None
 
 
 @dataclass(frozen=True)
@@ -205,11 +181,11 @@ def _update(place: Path, folder: Path, model: ModelKeys, result: ResultRecord | 
     kept = next((one for one in all_kept if one.name == f"update-{number:08d}"), None)
     if kept is None:  # a run keeps the newest ones only
         return number
-    state = read_record(kept / "state.json", StateKeys)
+    state = read_state(kept)
     agree = state.update == number and model.tokenizer_sha256 == state.tokenizer_sha256
     if result is not None:
         of_result = (result.dataset_fingerprint, result.start_sha256)
         agree = agree and (state.dataset_fingerprint, state.start_sha256) == of_result
     if kept != place and (place / REPLAY).is_file():  # a model's own record of its last update
-        agree = agree and read_record(place / REPLAY, ReplayKeys).loss == state.replay_loss
+        agree = agree and read_record(place / REPLAY, ReplayRecord).loss == state.replay_loss
     return number if agree else None

@@ -152,11 +152,6 @@ def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path, world: World)
         raise OSError(errno.EIO, f"could not write the checkpoint ({first_line(cause)})", str(folder.parent.parent)) from error
 
 
-def _bytes_of(tensor: torch.Tensor) -> int:
-    """Of the whole tensor, of all ranks."""
-    return tensor.numel() * tensor.element_size()
-
-
 def cause_of(error: CheckpointException) -> BaseException:
     """What went wrong on the first rank that failed. KeyboardInterrupt where a rank was interrupted."""
     causes: list[BaseException] = [cause for cause, _ in error.failures.values()]  # one a rank
@@ -249,7 +244,7 @@ def _remove_old(place: Place, final: Path) -> None:
 
 def _room_for(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """OSError before anything is written, where the tensors alone would not fit."""
-    needed = sum(map(_bytes_of, tensors.values()))
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())  # of all ranks
     free = shutil.disk_usage(folder).free
     if free < needed:
         told = f"No space left on device ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free)"

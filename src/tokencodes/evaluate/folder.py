@@ -12,23 +12,21 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from tokencodes.errors import InputError
-from tokencodes.evaluate.audit import Count, RequestRecord
+from tokencodes.evaluate.audit import Count, NotNegative, RequestRecord
 from tokencodes.evaluate.origin import RunOrigin, Sha256
 from tokencodes.evaluate.suites import NOT_METRICS
 from tokencodes.files import write_bytes, write_json
-from tokencodes.records import Record, first_complaint, read_record
+from tokencodes.records import AnyRecord, Record, first_complaint, read_record
 
 EVALUATION, DOCUMENTS, REQUESTS = "evaluation.json", "documents.jsonl.gz", "requests.jsonl.gz"
 WAY_OUT = "take a new copy of the folder, or evaluate anew"
 
-NotNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
-AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 class Identity(Record):

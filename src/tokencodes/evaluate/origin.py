@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import StringConstraints
 
-from tokencodes.checkpoint import Origin
-from tokencodes.checkpoint.origin import Known
+from tokencodes.checkpoint import Origin, TrainState, read_state
 from tokencodes.files import read_toml
-from tokencodes.records import Record, checked, read_record
+from tokencodes.records import Known, Record, checked
+from tokencodes.result import RESULT, ResultRecord
 
 Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 WAY_OUT = "take the whole run's folder as it was trained"
@@ -54,36 +54,30 @@ class _Recipe(Known):
     engine: _Engine
 
 
-class _Hashes(Known):
-    """What the state.json of a checkpoint and a run's result.json have in common."""
-
-    dataset_fingerprint: str
-    start_sha256: Sha256
-    windows_sha256: Sha256
-
-
 def run_of(origin: Origin | None) -> RunOrigin | None:
     """What identifies the run of a checkpoint or a model; None where no run is known, or where it no longer has the checkpoint
     of that update. InputError: its records are damaged."""
     if origin is None:
         return None
     config = checked(read_toml(origin.folder / "config.toml"), _Recipe, f"{origin.folder}/config.toml", WAY_OUT)
-    kept = origin.folder / "checkpoints" / f"update-{origin.update:08d}" / "state.json"
+    ended: ResultRecord | TrainState
+    kept = origin.folder / "checkpoints" / f"update-{origin.update:08d}"
     if origin.result is not None and origin.update == origin.result.updates:
-        hashes = read_record(origin.folder / "result.json", _Hashes, WAY_OUT)
-    elif kept.is_file():
-        hashes = read_record(kept, _Hashes, WAY_OUT)
+        file, ended = origin.folder / RESULT, origin.result
+    elif (kept / "state.json").is_file():
+        file, ended = kept / "state.json", read_state(kept)
     else:
         return None
-    shared = [config.model, config.batch, config.budget, config.engine.precision, hashes.dataset_fingerprint]
-    return RunOrigin(
-        arm=origin.config.arm,
-        seed=origin.config.seed,
-        study_sha256=_sha256(shared),
-        optimizer_sha256=_sha256(config.optimizer),
-        start_sha256=hashes.start_sha256,
-        windows_sha256=hashes.windows_sha256,
-    )
+    shared = [config.model, config.batch, config.budget, config.engine.precision, ended.dataset_fingerprint]
+    value = {
+        "arm": origin.config.arm,
+        "seed": origin.config.seed,
+        "study_sha256": _sha256(shared),
+        "optimizer_sha256": _sha256(config.optimizer),
+        "start_sha256": ended.start_sha256,
+        "windows_sha256": ended.windows_sha256,
+    }
+    return checked(value, RunOrigin, str(file), WAY_OUT)
 
 
 def _sha256(value: Any) -> str:

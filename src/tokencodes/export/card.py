@@ -10,13 +10,13 @@ import jinja2
 
 import tokencodes
 from tokencodes import checkpoint
-from tokencodes.checkpoint.origin import Known, Origin
+from tokencodes.checkpoint.origin import Origin
 from tokencodes.errors import InputError
 from tokencodes.escape import markdown, markdown_code, printable
 from tokencodes.export.source import UNFREEZES, Source
 from tokencodes.files import CARD, read_toml, write_text
 from tokencodes.measured import OVERFLOW
-from tokencodes.records import checked, read_record
+from tokencodes.records import Known, checked, read_record
 
 if TYPE_CHECKING:
     from tokencodes.export.exporting import Export
