@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -31,10 +32,15 @@ class Rank:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port that nobody listens at. It lies below those that the system gives to connections, so none takes it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def start(ranks: int, work: Callable[[int], object], ranks_here: int | None = None) -> list[Rank]:

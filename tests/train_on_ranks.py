@@ -144,6 +144,7 @@ def not_finite(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         out = folder / kind
         results = ranks.run(2, trained(config(odd, "learned"), out, spoil(kind)))
         whole = checkpoint.checkpoints(out / "checkpoints")
+        assert whole, f"{kind}: no checkpoint; the ranks: {results}"
         told[kind] = {
             "ranks": results,
             "file": read_json(out / "nonfinite.json") if (out / "nonfinite.json").is_file() else None,
