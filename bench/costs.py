@@ -2,15 +2,15 @@
 
     OMP_WAIT_POLICY=PASSIVE python bench/costs.py --out docs/costs [--dataset FOLDER ...] [--quick]
 
-The arms are one model in everything but the input: 4 blocks, heads of 64, SwiGLU of 4 d, context 128, an untied head. An update
+The arms are one model in everything but the input: 4 blocks, heads of 64, SwiGLU of 4 d, context 128, an untied head. A step
 is the trainer's: loss, backward, norm and clip, fused AdamW; one microbatch. Arms take turns in one process. Peak memory and
 the checkpoint are measured in a fresh process for each arm.
 
 Ids are those of prepared text (embedded text where no --dataset is given). For another vocabulary than its own, ids are folded
 (id mod V) or spread (id * V div V of the text): real frequencies stay. Costs do not depend on which: the table's gradient is
-dense, so each update clears, norms, clips and steps V d entries whichever rows were looked up.
+dense, so each step clears, norms, clips and steps V d entries whichever rows were looked up.
 
-Crossover: with D the seconds a learned table adds to an update and a + b B those of the `binary` arm with B targets, the table
+Crossover: with D the seconds a learned table adds to a step and a + b B those of the `binary` arm with B targets, the table
 costs less than 2 % from B* = (D / 0.02 - a) / b on. D is the median difference at the smallest batch, a and b a least-squares
 line. The model beside it has no fitted number: D = 40 V d bytes / stream rate + 4 V d bytes / rate of fresh memory (or of the
 stream, below 32 MiB); a = the same 40 bytes for each other parameter; b = FLOPs a target / rate of a 2,048^3 float32 matmul.
@@ -31,7 +31,7 @@ import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from timing import Rates, RealIds, Update, high_water, in_turn, machine, markdown, measure_rates, seconds, spread
+from timing import Rates, RealIds, Step, high_water, in_turn, machine, markdown, measure_rates, seconds, spread
 
 from tokencodes import checkpoint
 from tokencodes.report.figures import COLOURS, MARKERS, STYLE
@@ -43,7 +43,7 @@ ARMS = {"learned": "learned", "binary": "binary", "computed": "gf2:seed=12345,st
 VOCABULARIES, WIDTHS, BATCHES = (3072, 12288, 49152, 131072), (64, 192, 512), (512, 2048, 8192)
 CHILDREN = ((3072, 192), (49152, 192), (131072, 192), (49152, 512))  # V and d whose memory and checkpoint are measured
 CONTEXT, HEAD, MOST = 128, 64, 0.02
-STEADY = 40  # bytes an update moves for one parameter: norm 4, clip 8, AdamW 28
+STEADY = 40  # bytes a step moves for one parameter: norm 4, clip 8, AdamW 28
 CLEARED = 4  # and for an entry of the table before that: its gradient's zeros
 RECYCLED = 1 << 25  # bytes: what is larger, the C library gives back and gets anew, page by page
 
@@ -58,18 +58,18 @@ def run_of(vocab: int, width: int, arm: str) -> RunConfig:
 
 
 def table_seconds(rates: Rates, entries: int) -> float:
-    """By the model: what a learned table of so many entries adds to an update."""
+    """By the model: what a learned table of so many entries adds to a step."""
     size = CLEARED * entries
     return STEADY * entries / rates.stream + size / (rates.fresh if size > RECYCLED else rates.stream)
 
 
 def line(rates: Rates, fixed: Account) -> tuple[float, float]:
-    """By the model: seconds of an update without a table, a, and for each target, b."""
+    """By the model: seconds of a step without a table, a, and for each target, b."""
     return STEADY * fixed.total_parameters / rates.stream, fixed.flops_per_target / rates.matmul
 
 
 def crossover(added: float, start: float, slope: float) -> float:
-    """Targets an update from which on a table costs less than MOST of it."""
+    """Targets a step from which on a table costs less than MOST of it."""
     return max(0.0, (added / MOST - start) / slope)
 
 
@@ -108,10 +108,10 @@ def measure_shape(vocab: int, width: int, ids: RealIds, asked: argparse.Namespac
     """All arms in turn, for every batch that is not too much work."""
     accounts = {arm: account_run(run_of(vocab, width, arm)) for arm in ARMS}
     shape = Shape(vocab, width, accounts, {})
-    updates = {arm: Update(run_of(vocab, width, arm)) for arm in ARMS}
+    steps = {arm: Step(run_of(vocab, width, arm)) for arm in ARMS}
     for batch in asked.batches:
         if batch == min(asked.batches) or batch * accounts["binary"].flops_per_target <= asked.flops:
-            shape.times[batch] = measure_batch(updates, ids.windows(vocab, batch, CONTEXT), asked)
+            shape.times[batch] = measure_batch(steps, ids.windows(vocab, batch, CONTEXT), asked)
             median, low, high = shape.ratios(batch, "learned")
             fixed, rounds = spread(shape.times[batch]["binary"])[0], len(shape.times[batch]["binary"])
             print(
@@ -122,26 +122,26 @@ def measure_shape(vocab: int, width: int, ids: RealIds, asked: argparse.Namespac
     return shape
 
 
-def measure_batch(updates: dict[str, Update], windows: torch.Tensor, asked: argparse.Namespace) -> dict[str, list[float]]:
+def measure_batch(steps: dict[str, Step], windows: torch.Tensor, asked: argparse.Namespace) -> dict[str, list[float]]:
     """The arms in turn on the same windows, as often as there is time for."""
-    works = {arm: (lambda update=update: update(windows)) for arm, update in updates.items()}
+    works = {arm: (lambda step=step: step(windows)) for arm, step in steps.items()}
     once = min(seconds(works["binary"]) for _ in range(2))
     return in_turn(works, int(min(25, max(asked.rounds, asked.seconds / (len(ARMS) * once)))))
 
 
 def child(vocab: int, width: int, arm: str, ids_file: Path) -> None:
-    """In a process of its own: four updates, their peak memory, then a real checkpoint. Prints JSON."""
+    """In a process of its own: four steps, their peak memory, then a real checkpoint. Prints JSON."""
     windows = torch.from_numpy(np.load(ids_file))
     before = high_water()
-    update = Update(run_of(vocab, width, arm))
+    step = Step(run_of(vocab, width, arm))
     for _ in range(4):
-        update(windows)
+        step(windows)
     peak = high_water()
-    state = [t for one in update.optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
+    state = [t for one in step.optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
     with tempfile.TemporaryDirectory() as folder:
-        told = checkpoint.TrainState(update=4, targets=4 * windows[:, 1:].numel(), dataset_fingerprint="", tokenizer_sha256="")
-        tensors = checkpoint.tensors_of(update.model, update.optimizer)
-        content = checkpoint.Content(tensors, update.model.config, told, windows.numpy())
+        told = checkpoint.TrainState(step=4, targets=4 * windows[:, 1:].numel(), dataset_fingerprint="", tokenizer_sha256="")
+        tensors = checkpoint.tensors_of(step.model, step.optimizer)
+        content = checkpoint.Content(tensors, step.model.config, told, windows.numpy())
         saved = checkpoint.write(checkpoint.Place(Path(folder)), content)
         written = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
     optimizer = sum(tensor.numel() * tensor.element_size() for tensor in state)
@@ -218,10 +218,10 @@ def memory_lines(memory: list[dict], shapes: list[Shape]) -> list[list[str]]:
 
 
 def paper_text(rates: Rates) -> str:
-    """The paper's shape by formula: two devices, 8 microbatches of 8 windows each an update, the table whole on both."""
+    """The paper's shape by formula: two devices, 8 microbatches of 8 windows each a step, the table whole on both."""
     study = read_study("paper", [])[0]
     table, fixed = (account_run(study.run(arm, 1)) for arm in ("learned", "binary"))
-    parts, targets = 8, study.batch.windows_per_update * study.model.context // 2
+    parts, targets = 8, study.batch.windows_per_step * study.model.context // 2
     moved = (STEADY + CLEARED * parts + 12 * (parts - 1)) * table.input_parameters, targets * fixed.flops_per_target
     cases = {"4e14 FLOP/s and 3e12 bytes/s (assumed)": (4e14, 3e12), "this machine's rates": (rates.matmul, rates.stream)}
     lines = [
@@ -231,12 +231,12 @@ def paper_text(rates: Rates) -> str:
     entries = table.input_parameters
     pairs = [(16 * entries, table.state_bytes), (12 * entries, 3 * table.weight_bytes), (4 * entries, table.gradient_bytes)]
     state, saved, reduced = (f"{part / 1e9:.2f} of {whole / 1e9:.2f} GB" for part, whole in pairs)
-    return f"""V 49,152, d 2,048, 24 blocks, {targets:,} targets a device and update in {parts} microbatches (each clears and
+    return f"""V 49,152, d 2,048, 24 blocks, {targets:,} targets a device and step in {parts} microbatches (each clears and
 adds a dense gradient of the table), nothing recomputed. The table is {entries / table.total_parameters:.1%} of the trained
 parameters, and as much of what goes with them at any batch: {state} of training state, {saved} of a checkpoint,
-{reduced} of the gradients that an update reduces.
+{reduced} of the gradients that a step reduces.
 
-{markdown("rates|table, s an update|all else, s an update|share", lines)}"""
+{markdown("rates|table, s a step|all else, s a step|share", lines)}"""
 
 
 def write(out: Path, shapes: list[Shape], memory: list[dict], rates: Rates) -> None:
@@ -259,15 +259,15 @@ Made by `bench/costs.py`, whose head says what was measured and how B* is define
 
 ![extra time of a learned table](costs.png)
 
-## An update
+## A step
 
 Ratios to `binary` of the same round: median (least to largest). `computed` is `gf2` computed from ids, without a codebook.
 
 {markdown(steps, step_lines(shapes, rates))}
 ## Sizes by formula, and where time stops mattering
 
-MB, learned / binary. A checkpoint is 12 bytes for a trained parameter and the buffers; a data-parallel update reduces 4 each.
-B*: targets an update from which on a table takes less than {MOST:.0%} of it. Bytes do not fall with the batch; they go as V d.
+MB, learned / binary. A checkpoint is 12 bytes for a trained parameter and the buffers; a data-parallel step reduces 4 each.
+B*: targets a step from which on a table takes less than {MOST:.0%} of it. Bytes do not fall with the batch; they go as V d.
 
 {markdown(sizes, size_lines(shapes, rates))}
 The untied head alone takes 6 V d FLOPs a target. So B* by the model is below {STEADY + CLEARED} / (6 x {MOST:g}) x matmul rate
@@ -300,7 +300,7 @@ def plot(shapes: list[Shape], rates: Rates) -> Figure:
         upper.plot(list(shape.times), percent[:, 0], linewidth=1.1, **look)
         around = np.abs(percent[:, 1:] - percent[:, :1]).T
         lower.errorbar(modelled, percent[:, 0], yerr=around, linestyle="none", elinewidth=0.8, **look)
-    upper.set(xscale="log", xlabel="targets per update", ylabel="learned table: extra time\nper update (%)")
+    upper.set(xscale="log", xlabel="targets per step", ylabel="learned table: extra time\nper step (%)")
     upper.set_xticks(sorted({batch for shape in shapes for batch in shape.times}))
     upper.text(0.99, 115 * MOST, f"{MOST:.0%}", transform=upper.get_yaxis_transform(), ha="right", fontsize=10)
     lower.set(xscale="log", xlabel="extra time by the model (%)", ylabel="measured (%), with its range")
@@ -330,7 +330,7 @@ def main() -> None:
     parser.add_argument("--vocabularies", type=int, nargs="*", default=VOCABULARIES)
     parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS)
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
-    parser.add_argument("--flops", type=float, default=4e11, help="more than so many an update are left to the model")
+    parser.add_argument("--flops", type=float, default=4e11, help="more than so many a step are left to the model")
     parser.add_argument("--rounds", type=int, default=3, help="at least")
     parser.add_argument("--seconds", type=float, default=8.0, help="about so long a point, where that is more rounds")
     parser.add_argument("--quick", action="store_true")

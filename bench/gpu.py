@@ -11,7 +11,7 @@ trainer does it, by the same functions. `llama` is LlamaForCausalLM of the same 
 else as in ours; it begins with the weights of `learned`, so the two first losses must agree: a check, shown.
 
 Each arm runs in a process of its own, for at most --limit seconds; what did not run is "not measured", with the reason. Targets
-a second: median over updates after the first, which warms up and compiles. MFU: FLOPs a target by `flops_per_target`, nothing
+a second: median over steps after the first, which warms up and compiles. MFU: FLOPs a target by `flops_per_target`, nothing
 counted twice, over --peak, or else over the rate of a large bfloat16 matmul in the same run. Real ids: windows of --dataset, or
 of the embedded text (a tokenizer of 3,072 entries), spread over the vocabulary, id * V div 3,072, so that frequencies stay.
 """
@@ -57,7 +57,7 @@ HEADS = (*KERNELS, "whole logits")
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "context": 64}
 SHAPE = (*list(TINY)[:-1], "vocab_size", "max_position_embeddings", "rope_parameters", "rms_norm_eps", "initializer_range")
 NOT_MEASURED = "not measured"
-SECONDS = 15.0  # of updates, at least two of them
+SECONDS = 15.0  # of steps, at least two of them
 START = 12  # seconds below which a child is not worth starting
 Plan = dict[str, Any]
 Rows = list[list[str]]
@@ -116,7 +116,7 @@ def loss_of(model: nn.Module, ids: Tensor, targets: Tensor, count: int) -> Tenso
 
 
 class Arm:
-    """One model with its optimizer; `update` does what the trainer does."""
+    """One model with its optimizer; `step` does what the trainer does."""
 
     def __init__(self, plan: Plan, name: str, device: torch.device) -> None:
         self.run, self.world = run_of(plan, name), World(device=device)
@@ -128,8 +128,8 @@ class Arm:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(0, self.run.optimizer)
 
-    def update(self, windows: Tensor, microbatch: int) -> float:
-        """One update; its loss."""
+    def step(self, windows: Tensor, microbatch: int) -> float:
+        """One step; its loss."""
         losses, count = [], windows[:, 1:].numel()
         for part in windows.split(microbatch):
             with autocast(self.engine, self.world):
@@ -140,7 +140,7 @@ class Arm:
         clip(self.model, self.run.optimizer.clip, total)
         value, norm = float(torch.stack(losses).sum()), float(total)
         if not np.isfinite([value, norm]).all():
-            raise RuntimeError(f"loss {value}, gradient norm {norm}: an update that is not finite is no measurement")
+            raise RuntimeError(f"loss {value}, gradient norm {norm}: a step that is not finite is no measurement")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return value
@@ -152,7 +152,7 @@ def measure_arm(plan: Plan, name: str, device: torch.device) -> dict[str, Any]:
     microbatch = plan["microbatch"]
     while True:
         try:
-            return measure_updates(plan, Arm(plan, name, device), windows, microbatch)
+            return measure_steps(plan, Arm(plan, name, device), windows, microbatch)
         except torch.OutOfMemoryError:
             if microbatch == 1:
                 raise
@@ -161,14 +161,14 @@ def measure_arm(plan: Plan, name: str, device: torch.device) -> dict[str, Any]:
         torch.cuda.empty_cache()
 
 
-def measure_updates(plan: Plan, arm: Arm, windows: Tensor, microbatch: int) -> dict[str, Any]:
-    """Updates of so many windows until time or number is up, after one that warms up."""
+def measure_steps(plan: Plan, arm: Arm, windows: Tensor, microbatch: int) -> dict[str, Any]:
+    """Steps of so many windows until time or number is up, after one that warms up."""
     device, size, times = arm.world.device, plan["windows"], []
     first = arm.update(windows[:size], microbatch)
     synchronize(device)
-    while len(times) < plan["updates"] and (len(times) < 2 or sum(times) < SECONDS):
+    while len(times) < plan["steps"] and (len(times) < 2 or sum(times) < SECONDS):
         start = (len(times) + 1) * size % len(windows)
-        # An update ends with all its kernels: its loss and norm are read back, and the optimizer is waited for.
+        # A step ends with all its kernels: its loss and norm are read back, and the optimizer is waited for.
         times.append(seconds(lambda: (arm.update(windows[start : start + size], microbatch), synchronize(device))))  # noqa: B023
     return {
         "targets_per_second": size * (windows.shape[1] - 1) / statistics.median(times),
@@ -304,7 +304,7 @@ def page(found: dict[str, Any]) -> str:
     rate = f"{flops / 1e12:.3g} TFLOP/s ({'given' if plan['peak'] else 'bfloat16 matmul'})" if flops else NOT_MEASURED
     said = (
         f"Shape {plan['shape']}; device {peak.get('device', NOT_MEASURED)}; torch {torch.__version__}; peak {rate}; "
-        f"{plan['windows']} windows an update; recompute {plan['recompute']}; compile {plan['compile']}; head {plan['head']}."
+        f"{plan['windows']} windows a step; recompute {plan['recompute']}; compile {plan['compile']}; head {plan['head']}."
     )
     columns = ["arm", "targets/s", "MFU", "peak memory, GiB", "microbatch", "first loss", "note"]
     kernels = ["head kernel", "ms", "memory above its inputs, GiB", "loss", "note"]
@@ -323,8 +323,8 @@ def main() -> None:
     option("--compile", action="store_true", help="torch.compile, a block at a time")
     option("--head", default="auto", choices=["auto", *KERNELS])
     option("--microbatch", type=int, default=8, help="windows")
-    option("--windows", type=int, default=64, help="of an update: 8 x 8 are one GPU's share in the paper")
-    option("--updates", type=int, default=5, help="at most, after the first")
+    option("--windows", type=int, default=64, help="of a step: 8 x 8 are one GPU's share in the paper")
+    option("--steps", type=int, default=5, help="at most, after the first")
     option("--limit", type=float, default=90, help="seconds for each arm")
     option("--total", type=float, default=460, help="seconds in all")
     option("--out", type=Path, help="JSON")

@@ -3,7 +3,7 @@
     python bench/input_share.py [--preset quickstart] [--runs 9] [--set model.hidden_size=256 ...]
 
 The whole step is timed as the trainer does it. The parts of the input are timed on tensors of its own shapes: looking up (and,
-for a learned table, adding up its gradient), its share of the gradient norm and scaling, its AdamW update.
+for a learned table, adding up its gradient), its share of the gradient norm and scaling, its AdamW step.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def parts(model, config, ids: torch.Tensor, runs: int) -> dict[str, float]:
 
 
 def step_ms(model, config, ids: torch.Tensor, targets: torch.Tensor, runs: int) -> float:
-    """A whole update of one microbatch."""
+    """A whole step of one microbatch."""
     optimizer = build_optimizer(model, config)
 
     def step() -> None:

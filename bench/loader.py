@@ -29,7 +29,7 @@ from tokencodes.data.windows import read_windows
 from tokencodes.data.writer import ShardWriter
 
 CONTEXT = 2048
-UPDATE = 128  # windows, as in the paper
+STEP = 128  # windows, as in the paper
 WHOLE_EVERY = 300  # among so many paragraphs one whole document
 
 
@@ -63,14 +63,14 @@ def samplers(shard: Shard) -> dict[Sampling, Sampler]:
 
 
 def microseconds(work: Callable[[np.ndarray], object], runs: int, first: int) -> float:
-    """Median time a window of updates from `first` on, after one."""
+    """Median time a window of steps from `first` on, after one."""
     times = []
     for run in range(runs + 1):
         began = time.perf_counter()
-        for update in range(20):
-            start = first + (20 * run + update) * UPDATE
-            work(np.arange(start, start + UPDATE, dtype=np.int64))
-        times.append((time.perf_counter() - began) / (20 * UPDATE) * 1e6)
+        for step in range(20):
+            start = first + (20 * run + step) * STEP
+            work(np.arange(start, start + STEP, dtype=np.int64))
+        times.append((time.perf_counter() - began) / (20 * STEP) * 1e6)
     return statistics.median(times[1:])
 
 
@@ -127,17 +127,17 @@ def main() -> None:
         for name, shard in (("1e5 documents", middle), ("largest", large)):
             sampler = PaperSampler([shard], CONTEXT, 1, 2, 8192)
             fresh, began = Shard(shard.path, _entry(shard)), time.perf_counter()
-            for update in range(2 * 8192 // UPDATE):
-                read_windows([fresh], sampler, np.arange(update * UPDATE, (update + 1) * UPDATE))
+            for step in range(2 * 8192 // STEP):
+                read_windows([fresh], sampler, np.arange(step * STEP, (step + 1) * STEP))
             rate = 2 * 8192 * CONTEXT / (time.perf_counter() - began) / 1e6
             warm = CONTEXT / microseconds(lambda indices: read_windows([fresh], sampler, indices), asked.runs, 0)  # noqa: B023
             print(f"{name}: first visit of two streams, checksums included {rate:.1f} M tokens/s; later {warm:.1f}")
-        loader = Loader([middle], PaperSampler([middle], CONTEXT, 1, 2, 8192), UPDATE, lambda ids: ids)
-        for update in range(300):
-            if update == 20:
+        loader = Loader([middle], PaperSampler([middle], CONTEXT, 1, 2, 8192), STEP, lambda ids: ids)
+        for step in range(300):
+            if step == 20:
                 began = time.perf_counter()
-            _ = loader[update]
-        print(f"loader with its thread: {280 * UPDATE * CONTEXT / (time.perf_counter() - began) / 1e6:.1f} M tokens/s")
+            _ = loader[step]
+        print(f"loader with its thread: {280 * STEP * CONTEXT / (time.perf_counter() - began) / 1e6:.1f} M tokens/s")
         loader.close()
         print(f"anonymous memory: {anonymous() - before:,.0f} MB more than before the samplers")
 

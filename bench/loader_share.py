@@ -1,6 +1,6 @@
-"""What sampling and reading cost of a training update, without the thread that hides it.
+"""What sampling and reading cost of a training step, without the thread that hides it.
 
-python bench/loader_share.py [--preset nano] [--updates 12]
+python bench/loader_share.py [--preset nano] [--steps 12]
 """
 
 import argparse
@@ -20,18 +20,18 @@ def main() -> None:
     """Prints medians and the share."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", default="nano")
-    parser.add_argument("--updates", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=12)
     asked = parser.parse_args()
     study, _ = read_study(asked.preset, [])
     with tempfile.TemporaryDirectory() as folder:
         run = study.run("gf2", 1)
         trainer = Trainer(run, open_dataset(run.data, Path(folder), print), Path(folder) / "run", Silent())
         loader = trainer.loader()
-        updates = [seconds(lambda: trainer.step(loader)) for _ in range(asked.updates)][2:]
+        steps = [seconds(lambda: trainer.train_step(loader)) for _ in range(asked.steps)][2:]
         loader.close()
-        reads = [seconds(lambda: trainer.window_ids(update)) for update in range(1000, 1200)]  # noqa: B023
-    update, read = statistics.median(updates), statistics.median(reads)
-    print(f"{asked.preset}: update {1000 * update:.1f} ms, its windows {1000 * read:.3f} ms: {read / update:.3%}")
+        reads = [seconds(lambda: trainer.window_ids(step)) for step in range(1000, 1200)]  # noqa: B023
+    step, read = statistics.median(steps), statistics.median(reads)
+    print(f"{asked.preset}: step {1000 * step:.1f} ms, its windows {1000 * read:.3f} ms: {read / step:.3%}")
 
 
 if __name__ == "__main__":

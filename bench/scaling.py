@@ -2,7 +2,7 @@
 
     OMP_WAIT_POLICY=PASSIVE python bench/scaling.py --out docs/scaling [--dataset FOLDER ...] [--quick]
 
-From `nano`'s shape (V 3,072, T 256, d 192, 4 blocks, heads of 64, SwiGLU of 8/3 d) one axis is moved at a time; an update has
+From `nano`'s shape (V 3,072, T 256, d 192, 4 blocks, heads of 64, SwiGLU of 8/3 d) one axis is moved at a time; a step has
 2,048 targets in all of them and is the trainer's (loss, backward, norm and clip, fused AdamW), on the `binary` arm. Sizes of an
 axis take turns. Ids are those of prepared text, folded or spread into each vocabulary (see `timing.RealIds`).
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from timing import Rates, RealIds, Update, in_turn, machine, markdown, measure_rates, spread
+from timing import Rates, RealIds, Step, in_turn, machine, markdown, measure_rates, spread
 
 from tokencodes.report.figures import COLOURS, MARKERS, STYLE
 from tokencodes.train.account import account_run
@@ -68,8 +68,8 @@ def measure(axis: str, sizes: tuple[int, ...], ids: RealIds, rounds: int) -> lis
     works = {}
     for size in sizes:
         run = run_of(axis, size)
-        update, windows = Update(run), ids.windows(run.data.vocab_size, TARGETS, run.model.context)
-        works[str(size)] = lambda update=update, windows=windows: update(windows)
+        step, windows = Step(run), ids.windows(run.data.vocab_size, TARGETS, run.model.context)
+        works[str(size)] = lambda step=step, windows=windows: step(windows)
     found = []
     for size, times in in_turn(works, rounds).items():
         median, low, high = (one / TARGETS for one in spread(times))

@@ -1,10 +1,10 @@
-"""What share of the machine training uses: FLOPs a second of real updates over those of a 2,048^3 float32 matmul, in turn.
+"""What share of the machine training uses: FLOPs a second of real steps over those of a 2,048^3 float32 matmul, in turn.
 
     OMP_WAIT_POLICY=PASSIVE python bench/share.py [--preset nano small] [--dataset FOLDER ...] [--rounds 21] [--quick]
 
-Updates are `Trainer.step` on prepared text (the embedded one for nano; small needs a --dataset of its vocabulary). FLOPs are
-those of `account`, recomputation and everything that is no matmul left out. Each round is: matmuls, some updates, matmuls; the
-round's share is against the mean rate of the matmuls around it. Beside it stands the share that the products of an update
+Steps are `Trainer.train_step` on prepared text: the embedded text for nano; small needs a --dataset of its vocabulary. FLOPs are
+those of `account`, recomputation and everything that is no matmul left out. Each round is: matmuls, some steps, matmuls; the
+round's share is against the mean rate of the matmuls around it. Beside it stands the share that the products of a step
 reach when nothing else is done. OMP_WAIT_POLICY=PASSIVE is what the installed command sets.
 """
 
@@ -29,12 +29,12 @@ from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
 from tokencodes.train.settings import read_study
 
-ROUND = 0.8  # seconds of updates, about
+ROUND = 0.8  # seconds of steps, about
 MATMULS = 5  # on either side of them
 
 
 def products(run: RunConfig) -> tuple[Callable[[], None], int]:
-    """The matrix products of one update and nothing else, forward and backward, each laid out as training has it and into
+    """The matrix products of one step and nothing else, forward and backward, each laid out as training has it and into
     memory that is there already; and their FLOPs."""
     shape, targets = run.model, run.batch.microbatch_windows * run.model.context
     d, f, vocab = shape.hidden_size, shape.intermediate_size, run.data.vocab_size
@@ -47,7 +47,7 @@ def products(run: RunConfig) -> tuple[Callable[[], None], int]:
         x_NK, w_MK = torch.randn(n, k), torch.randn(m, k)
         y_NM, y = (torch.randn(m, n).T, torch.empty(m, n).T) if one in head else (torch.randn(n, m), torch.empty(n, m))
         ready[one] = x_NK, w_MK, y_NM, y, torch.empty(n, k), torch.empty(m, k)
-    shapes = (layers * shape.num_hidden_layers + head) * (run.batch.windows_per_update // run.batch.microbatch_windows)
+    shapes = (layers * shape.num_hidden_layers + head) * (run.batch.windows_per_step // run.batch.microbatch_windows)
 
     def work() -> None:
         for one in shapes:
@@ -65,24 +65,24 @@ def share_of(run: RunConfig, arm: str, rounds: int, folder: Path) -> None:
     keep_freed_memory()  # as `train` does
     trainer = Trainer(run, open_dataset(run.data, folder, print), folder / f"run-{arm}", Silent())
     loader = trainer.loader()
-    flops = facts.flops_per_target * run.targets_per_update
-    once = [seconds(lambda: trainer.step(loader)) for _ in range(5)][-1]
-    updates = max(1, round(ROUND / once))
+    flops = facts.flops_per_target * run.targets_per_step
+    once = [seconds(lambda: trainer.train_step(loader)) for _ in range(5)][-1]
+    steps = max(1, round(ROUND / once))
     bare, times, peaks = [], [], [statistics.mean(seconds(work) for _ in range(MATMULS)) for _ in range(2)][1:]
     for _ in range(rounds):
-        times.append(seconds(lambda: [trainer.step(loader) for _ in range(updates)]) / updates)
+        times.append(seconds(lambda: [trainer.train_step(loader) for _ in range(steps)]) / steps)
         peaks.append(statistics.mean(seconds(work) for _ in range(MATMULS)))
         bare.append(seconds(alone))
     loader.close()
     around = [(before + after) / 2 for before, after in pairwise(peaks)]
     shares = [flops / took / (MATMUL_FLOPS / peak) for took, peak in zip(times, around, strict=True)]
     bound = alone_flops / statistics.median(bare) / (MATMUL_FLOPS / statistics.median(peaks))
-    share, update, rate = spread(shares), spread(times), MATMUL_FLOPS / statistics.median(peaks)
-    best = flops / update[0] / (MATMUL_FLOPS / min(peaks))
+    share, step, rate = spread(shares), spread(times), MATMUL_FLOPS / statistics.median(peaks)
+    best = flops / step[0] / (MATMUL_FLOPS / min(peaks))
     print(
         f"{arm:9} share {share[0]:.3f} ({share[1]:.3f} to {share[2]:.3f}) of {rate / 1e9:,.0f} GFLOP/s, of the fastest "
-        f"matmul {best:.3f}; update {1e3 * update[0]:,.1f} ms ({1e3 * update[1]:,.1f} to {1e3 * update[2]:,.1f}), "
-        f"{run.targets_per_update / update[0]:,.0f} targets/s; {rounds} rounds of {updates}; its "
+        f"matmul {best:.3f}; step {1e3 * step[0]:,.1f} ms ({1e3 * step[1]:,.1f} to {1e3 * step[2]:,.1f}), "
+        f"{run.targets_per_step / step[0]:,.0f} targets/s; {rounds} rounds of {steps}; its "
         f"matrix products alone {bound:.3f}",
         flush=True,
     )
@@ -111,7 +111,7 @@ def main() -> None:
         shape, vocab = study.model, study.data.vocab_size
         print(
             f"{preset}: V {vocab:,}, d {shape.hidden_size}, {shape.num_hidden_layers} blocks, T {shape.context}, "
-            f"{study.batch.windows_per_update} windows an update, {study.batch.microbatch_windows} a microbatch"
+            f"{study.batch.windows_per_step} windows a step, {study.batch.microbatch_windows} a microbatch"
         )
         with tempfile.TemporaryDirectory() as folder:
             for arm in asked.arm:

@@ -1,14 +1,14 @@
-"""How long `tokencodes train nano` takes from the command to its first update: fresh, with prepared text, and gone on with.
+"""How long `tokencodes train nano` takes from the command to its first step: fresh, with prepared text, and gone on with.
 
     python bench/start.py [--runs 5] [--quick]
 
 Three cases, each a whole command in a process of its own, killed once it is known:
     embedded   a fresh folder; the tokenizer is trained and the text prepared first
     prepared   a fresh folder, text prepared beforehand
-    resumed    killed after the checkpoint of update 5; the same command again, to the record of an update after it
+    resumed    killed after the checkpoint of step 5; the same command again, to the record of a step after it
 
 Marks are read off the folder, every 2 ms: config.toml is written when imports and text are done; metrics.jsonl has the held-out
-loss of the untrained weights, then the first update. Reading the checkpoint (its hashes, then its tensors) is timed in this
+loss of the untrained weights, then the first step. Reading the checkpoint (its hashes, then its tensors) is timed in this
 process on the same folder, so what a resume takes apart from it is a difference.
 """
 
@@ -32,7 +32,7 @@ from tokencodes.train.interface import settle
 from tokencodes.train.optimizer import build_optimizer
 from tokencodes.train.settings import read_run, read_study
 
-EVERY = 5  # updates between checkpoints
+EVERY = 5  # steps between checkpoints
 FRESH, RESUME = 15.0, 5.0  # seconds: the targets
 PATIENCE = 600.0
 
@@ -77,7 +77,7 @@ def fresh(out: Path, arm: str, dataset: Path | None) -> dict[str, float]:
     marks = {
         "config": (out / "config.toml").is_file,
         "held-out": lambda: any(line["kind"] == "heldout" for line in kinds(out)),
-        "update": lambda: any(line["kind"] == "update" for line in kinds(out)),
+        "step": lambda: any(line["kind"] == "step" for line in kinds(out)),
     }
     if dataset is None:
         marks = {
@@ -89,19 +89,19 @@ def fresh(out: Path, arm: str, dataset: Path | None) -> dict[str, float]:
 
 
 def resumed(out: Path, arm: str, dataset: Path) -> dict[str, float]:
-    """Kills a run past its first checkpoint, and gives the seconds to the first new update of the same command."""
+    """Kills a run past its first checkpoint, and gives the seconds to the first new step of the same command."""
     saved = out / "checkpoints" / "latest"
-    watch(command(out, arm, dataset), {"after": lambda: saved.is_file() and kinds(out)[-1]["update"] > EVERY})
-    newest = checkpoint.update_of(checkpoint.checkpoints(out / "checkpoints")[0])
+    watch(command(out, arm, dataset), {"after": lambda: saved.is_file() and kinds(out)[-1]["step"] > EVERY})
+    newest = checkpoint.step_of(checkpoint.checkpoints(out / "checkpoints")[0])
     before = (out / "metrics.jsonl").stat().st_ino  # going on writes the file anew, without the lines after the checkpoint
 
     def gone_on() -> bool:
         return (out / "metrics.jsonl").stat().st_ino != before
 
     def updated() -> bool:
-        return gone_on() and any(line["kind"] == "update" and line["update"] > newest for line in kinds(out))
+        return gone_on() and any(line["kind"] == "step" and line["step"] > newest for line in kinds(out))
 
-    found = watch(command(out, arm, dataset), {"restored": gone_on, "update": updated})
+    found = watch(command(out, arm, dataset), {"restored": gone_on, "step": updated})
     return {**found, "reading": reading(out)}
 
 
@@ -146,9 +146,9 @@ def main() -> None:
             found["embedded"].append(fresh(place / f"embedded-{number}", asked.arm, None))
             found["prepared"].append(fresh(place / f"prepared-{number}", asked.arm, text))
             found["resumed"].append(resumed(place / f"resumed-{number}", asked.arm, text))
-        tell("embedded", found["embedded"], lambda one: one["update"], FRESH)
-        tell("prepared", found["prepared"], lambda one: one["update"], FRESH)
-        tell("resumed", found["resumed"], lambda one: one["update"] - one["reading"], RESUME)
+        tell("embedded", found["embedded"], lambda one: one["step"], FRESH)
+        tell("prepared", found["prepared"], lambda one: one["step"], FRESH)
+        tell("resumed", found["resumed"], lambda one: one["step"] - one["reading"], RESUME)
 
 
 if __name__ == "__main__":

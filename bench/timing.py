@@ -1,6 +1,6 @@
 """Paired timing: pieces of work in turn, so that a machine whose speed drifts drifts under all of them.
 
-And what several benches time: a training update on real ids, and what the machine can do in a second.
+And what several benches time: a training step on real ids, and what the machine can do in a second.
 """
 
 import math
@@ -100,8 +100,8 @@ class RealIds:
         return torch.from_numpy(ids % vocab if vocab <= known else ids * vocab // known)
 
 
-class Update:
-    """One arm's model and optimizer; calling it does one training update, as the trainer does it."""
+class Step:
+    """One arm's model and optimizer; calling it does one training step, as the trainer does it."""
 
     def __init__(self, run: RunConfig) -> None:
         self.config = run.optimizer
@@ -119,7 +119,7 @@ class Update:
         norm_of = norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
         total = total_norm(norm_of)
         if not math.isfinite(float(total)):
-            raise RuntimeError("an update that is not finite is no measurement")
+            raise RuntimeError("a step that is not finite is no measurement")
         clip(self.model, self.config.clip, total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,8 +1,8 @@
 """The peers of `trainers.py`, each in a process of its own that knows no tokencodes: python trainer_peers.py NAME FOLDER OUT.
 
-FOLDER holds what all share: plan.json (shape, recipe, learning rates, settings), windows.npy (the ids int64[updates, G, T + 1]
+FOLDER holds what all share: plan.json (shape, recipe, learning rates, settings), windows.npy (the ids int64[steps, G, T + 1]
 that our sampler drew), weights.safetensors (our initial weights, by transformers' names). OUT: where the peer may write.
-Afterwards OUT/watched.json has the losses, the end of each update and the peak memory.
+Afterwards OUT/watched.json has the losses, the end of each step and the peak memory.
 """
 
 import json
@@ -25,12 +25,12 @@ VERSIONS = ("torch", "transformers", "accelerate", "litgpt", "lightning", "token
 
 
 class Watch:
-    """Notes when each update ended, by a hook that torch calls after any optimizer's step, so the same way in every trainer."""
+    """Notes when each step ended, by a hook that torch calls after any optimizer's step, so the same way in every trainer."""
 
     def __init__(self) -> None:
         self.stamps: list[float] = []
         self.losses: list[Tensor] = []
-        self.trained = 0.0  # peak so far after the last update, before anything is saved
+        self.trained = 0.0  # peak so far after the last step, before anything is saved
         register_optimizer_step_post_hook(self._note)
 
     def _note(self, *_: Any) -> None:
@@ -38,7 +38,7 @@ class Watch:
         self.trained = peak()
 
     def write(self, out: Path, **more: Any) -> None:
-        """watched.json: losses in nats a target, ends of updates in seconds, peak RSS in MB by the last update and by now."""
+        """watched.json: losses in nats a target, ends of steps in seconds, peak RSS in MB by the last step and by now."""
         told = {
             "losses": [float(loss) for loss in self.losses],
             "stamps": self.stamps,
@@ -86,7 +86,7 @@ def transformers_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Te
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             rates = [rate / plan["peak_lr"] for rate in plan["rates"]]
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, lambda update: rates[update])
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, lambda step: rates[step])
             return self.lr_scheduler
 
         def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -180,7 +180,7 @@ def litgpt_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor],
         return value
 
     pretrain.chunked_cross_entropy = loss  # the loop has no option for the chunk
-    pretrain.get_lr = lambda _, update, *rest: plan["rates"][update]  # its own starts at 0, one update behind ours
+    pretrain.get_lr = lambda _, step, *rest: plan["rates"][step]  # its own starts at 0, one step behind ours
     fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="32-true")
     fabric.launch()
     with fabric.init_module(empty_init=True):

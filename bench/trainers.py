@@ -1,7 +1,7 @@
 """Our trainer against transformers' Trainer and litgpt's pretraining loop: the same work, whole processes in turn, on the same
 cores.
 
-    python bench/trainers.py --dataset FOLDER --peer PYTHON [--updates 20] [--rounds 3]
+    python bench/trainers.py --dataset FOLDER --peer PYTHON [--steps 20] [--rounds 3]
 
 FOLDER: text prepared with SmolLM2's tokenizer. PYTHON: the interpreter of an environment with litgpt and the versions of torch,
 transformers and accelerate that are installed here. litgpt asks for an older huggingface-hub; it works with this one:
@@ -12,10 +12,10 @@ transformers and accelerate that are installed here. litgpt asks for an older hu
 All train preset small's learned arm from our initial weights, on the windows that our sampler draws, by our recipe (AdamW,
 clipping, decay groups, learning rates), in float32; without logs or checkpoints on the way, and they save the model at the end.
 Ours is `train`, whole: it reads the prepared text, writes metrics.jsonl, measures held-out loss at both ends, looks at scales
-now and then, and saves a checkpoint too. Where the losses of the first updates disagree, the exit code is 1.
+now and then, and saves a checkpoint too. Where the losses of the first steps disagree, the exit code is 1.
 
-An update lasts from the end of one optimizer step to the end of the next, whatever a trainer does in between. Speed is that of
-a run's median update. The mean has our looks at scales in it: two an octave, so many in so few updates, and hardly any later.
+A step lasts from the end of one optimizer step to the end of the next, whatever a trainer does in between. Speed is that of
+a run's median step. The mean has our looks at scales in it: two an octave, so many in so few steps, and hardly any later.
 """
 
 import argparse
@@ -46,10 +46,10 @@ from tokencodes.train.settings import read_run, read_study
 
 HERE = Path(__file__)
 OURS = "tokencodes"
-SKIP = 4  # updates that warm up: caches, allocator, and the peers' compilation
-CHECKED = 6  # updates whose losses must agree
+SKIP = 4  # steps that warm up: caches, allocator, and the peers' compilation
+CHECKED = 6  # steps whose losses must agree
 TOLERANCE = 1e-3  # nats a target
-# CPU seconds (one thread) of forward and backward of one update, all variants in turn in one process, two rounds after one:
+# CPU seconds (one thread) of forward and backward of one step, all variants in turn in one process, two rounds after one:
 #   transformers: sdpa 3.75, eager attention 3.88, sdpa compiled 3.55
 #   litgpt by chunk of its loss: 128 (its default) 3.67, 512 3.86, none 3.83; compiled: 128 3.45, none 3.62
 #   litgpt with its head in chunks of 128: 3.79, of 512: 3.68, of 128 compiled: 3.69; it saves 0.7 GB (in fine-tuning only)
@@ -64,7 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One process: targets a second by its median update and by the mean, MB, and FLOP/s of the matmul if it was timed."""
+    """One process: targets a second by its median step and by the mean, MB, and FLOP/s of the matmul if it was timed."""
 
     speed: float
     mean_speed: float
@@ -75,19 +75,19 @@ class Measured:
     versions: dict[str, str]
 
 
-def run_of(dataset: Path, updates: int, compiled: bool) -> RunConfig:
-    """The preset's learned arm for so many updates, with nothing saved on the way."""
+def run_of(dataset: Path, steps: int, compiled: bool) -> RunConfig:
+    """The preset's learned arm for so many steps, with nothing saved on the way."""
     told = [f'data.dataset="{dataset}"', "heldout.windows=4", "heldout.every=0", "checkpoint.every=0"]
     told += ["checkpoint.log_spaced=false", f"engine.compile={str(compiled).lower()}"]
-    each = read_study("small", told)[0].targets_per_update
-    return read_study("small", [*told, f"budget.targets={updates * each}"])[0].run("learned", 1)
+    each = read_study("small", told)[0].targets_per_step
+    return read_study("small", [*told, f"budget.targets={steps * each}"])[0].run("learned", 1)
 
 
 def share_out(run: RunConfig, folder: Path, settings: dict[str, dict[str, Any]]) -> None:
     """Writes what all start from: our configuration, windows, initial weights, learning rates, shape."""
     trainer = Trainer(run, Dataset(Path(run.data.dataset or "")), folder / "first", Silent())
     shutil.copyfile(folder / "first" / "config.toml", folder / "config.toml")
-    np.save(folder / "windows.npy", np.stack([trainer.window_ids(update) for update in range(run.updates)]))
+    np.save(folder / "windows.npy", np.stack([trainer.window_ids(step) for step in range(run.steps)]))
     weights = {name: value.detach().contiguous() for name, value in trainer.model.state_dict().items()}
     save_file(weights, folder / "weights.safetensors")
     config, recipe = trainer.model.config, run.optimizer
@@ -95,7 +95,7 @@ def share_out(run: RunConfig, folder: Path, settings: dict[str, dict[str, Any]])
     shape = {name: getattr(config, name) for name in (*names, "max_position_embeddings", "rope_parameters")}
     plan = {
         "shape": {**shape, "tie_word_embeddings": False},
-        "rates": [learning_rate(update, recipe) for update in range(run.updates + 1)],
+        "rates": [learning_rate(step, recipe) for step in range(run.steps + 1)],
         "betas": [recipe.beta1, recipe.beta2],
         **{name: getattr(recipe, name) for name in ("peak_lr", "eps", "weight_decay", "clip")},
         "settings": settings,
@@ -114,7 +114,7 @@ def ours(folder: Path, out: Path) -> None:
     run, watch, before = read_run(folder / "config.toml"), Watch(), matmul_flops()
     train(run, Dataset(Path(run.data.dataset or "")), out / "run", Silent())
     lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if line["kind"] == "update"]
+    losses = [line["loss"] for line in lines if line["kind"] == "step"]
     watch.write(out, losses=losses, matmul=max(before, matmul_flops()))
 
 
@@ -130,10 +130,10 @@ def measure(command: list[str], out: Path, settings: dict[str, Any], threads: in
     watched = json.loads((out / "watched.json").read_text())
     if watched["threads"] != threads:
         sys.exit(f"{command}: {watched['threads']} threads, not {threads}")
-    updates = np.diff(watched["stamps"])[SKIP - 1 :]
+    steps = np.diff(watched["stamps"])[SKIP - 1 :]
     return Measured(
-        speed=targets / float(np.median(updates)),
-        mean_speed=targets / float(updates.mean()),
+        speed=targets / float(np.median(steps)),
+        mean_speed=targets / float(steps.mean()),
         matmul=watched.get("matmul"),
         **{name: watched[name] for name in ("trained_mb", "peak_mb", "losses", "versions")},
     )
@@ -149,7 +149,7 @@ def rounds(
     found: dict[str, list[Measured]] = {name: [] for name in commands}
     for _ in range(asked.rounds):
         for name, command in commands.items():
-            found[name].append(measure(command, folder / "out", settings[name], asked.threads, run.targets_per_update))
+            found[name].append(measure(command, folder / "out", settings[name], asked.threads, run.targets_per_step))
     return found
 
 
@@ -160,7 +160,7 @@ def spread(values: list[float], form: str = ",.0f") -> str:
 
 def compared(found: dict[str, list[Measured]], flops: int) -> bool:
     """Prints the table and the ratios, round by round; whether the losses agree."""
-    print(f"{'':14}{'targets/s, median update':>30}{'mean':>8}{'peak RSS MB':>26}{'before saving':>16}")
+    print(f"{'':14}{'targets/s, median step':>30}{'mean':>8}{'peak RSS MB':>26}{'before saving':>16}")
     for name, runs in found.items():
         mean, trained = (statistics.median(getattr(one, key) for one in runs) for key in ("mean_speed", "trained_mb"))
         speeds, peaks = spread([one.speed for one in runs]), spread([one.peak_mb for one in runs])
@@ -176,7 +176,7 @@ def compared(found: dict[str, list[Measured]], flops: int) -> bool:
     for name, runs in found.items():
         apart = max(abs(a - b) for one in runs for a, b in zip(mine[0].losses[:CHECKED], one.losses[:CHECKED], strict=True))
         agree = agree and apart <= TOLERANCE
-        print(f"losses of the first {CHECKED} updates, ours and {name}: {apart:.1e} apart at most (allowed: {TOLERANCE:g})")
+        print(f"losses of the first {CHECKED} steps, ours and {name}: {apart:.1e} apart at most (allowed: {TOLERANCE:g})")
     return agree
 
 
@@ -185,21 +185,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, required=True)
     parser.add_argument("--peer", required=True)
-    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--settings", default="{}", help='JSON over SETTINGS, such as {"litgpt": {"compile": false}}')
     asked = parser.parse_args()
-    if asked.updates < max(SKIP + 2, CHECKED):
-        parser.error(f"--updates {asked.updates}: the first {SKIP} are left out, {CHECKED} are compared")
+    if asked.steps < max(SKIP + 2, CHECKED):
+        parser.error(f"--steps {asked.steps}: the first {SKIP} are left out, {CHECKED} are compared")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked.threads])  # inherited by every process
     told = json.loads(asked.settings)
     settings = {name: {**chosen, **told.get(name, {})} for name, chosen in SETTINGS.items()}
-    run = run_of(asked.dataset.resolve(), asked.updates, settings[OURS]["compile"])
+    run = run_of(asked.dataset.resolve(), asked.steps, settings[OURS]["compile"])
     with tempfile.TemporaryDirectory() as folder:
         share_out(run, Path(folder), settings)
         found = rounds(asked, settings, run, Path(folder))
-    each = f"{asked.updates} updates of {run.targets_per_update:,} targets, the first {SKIP} left out"
+    each = f"{asked.steps} steps of {run.targets_per_step:,} targets, the first {SKIP} left out"
     print(f"preset small, learned: {each}; {asked.rounds} rounds, {asked.threads} threads")
     for name, runs in found.items():
         print(f"{name}: {', '.join(f'{key} {value}' for key, value in {**runs[0].versions, **settings[name]}.items())}")

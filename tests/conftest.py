@@ -63,12 +63,12 @@ def dataset(texts, tokenizer_path, tmp_path_factory) -> Dataset:
 
 
 def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
-    """Four arms, two seeds, eight updates of four windows; `sections` replace or add tables."""
+    """Four arms, two seeds, eight steps of four windows; `sections` replace or add tables."""
     told = {
         "data": {"dataset": str(dataset_path), "vocab_size": VOCAB},
         "model": TINY_MODEL,
-        "optimizer": {"peak_lr": 3e-3, "min_lr": 3e-4, "warmup_updates": 2, "schedule_updates": 8},
-        "batch": {"windows_per_update": 4, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4},
+        "optimizer": {"peak_lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 2, "schedule_steps": 8},
+        "batch": {"windows_per_step": 4, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4},
         "budget": {"targets": 8 * 4 * 16},
         "heldout": {"windows": 8, "every": 4},
         "checkpoint": {"every": 2, "keep": 2},

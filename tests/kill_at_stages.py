@@ -71,8 +71,8 @@ def found(out: Path) -> dict[str, object]:
     folder = out / "checkpoints"
     damages = [checkpoint.damage(path) for path in checkpoint.checkpoints(folder)]
     newest = checkpoint.newest_intact(folder, lambda line: None)
-    update = checkpoint.read_state(newest).update if newest else None
-    return {"update": update, "damage": next((d for d in damages if d), None)}
+    step = checkpoint.read_state(newest).step if newest else None
+    return {"step": step, "damage": next((d for d in damages if d), None)}
 
 
 def main(dataset: Path, folder: Path, stages: list[str]) -> None:

@@ -118,7 +118,7 @@ def evaluation_json(
     told = {
         "model": "model",
         "weights_sha256": sha256("weights"),
-        "update": 8,
+        "step": 8,
         "run": None,
         "interface": "learned",
         "dtype": "float32",

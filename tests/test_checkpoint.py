@@ -43,8 +43,8 @@ def test_kill_9_at_each_stage_of_a_write_loses_at_most_the_work_since_the_last_o
     assert list(told["stages"]) == STAGES
     for stage, found in told["stages"].items():
         assert found["killed"], stage
-        # Saves are at updates 2, 4, 6; the third is whole once it was renamed.
-        assert found["update"] == (6 if stage in STAGES[STAGES.index("renamed") :] else 4), stage
+        # Saves are at steps 2, 4, 6; the third is whole once it was renamed.
+        assert found["step"] == (6 if stage in STAGES[STAGES.index("renamed") :] else 4), stage
         assert found["damage"] is None, stage
         assert found["weights"] == told["undisturbed"], stage
         assert found["leftovers"] == [], stage
@@ -52,8 +52,8 @@ def test_kill_9_at_each_stage_of_a_write_loses_at_most_the_work_since_the_last_o
 
 def test_the_newest_stay_and_latest_names_the_newest(run_folder):
     folder = run_folder / "checkpoints"
-    assert [path.name for path in checkpoint.checkpoints(folder)] == ["update-00000008", "update-00000006"]
-    assert (folder / "latest").read_text() == "update-00000008\n"
+    assert [path.name for path in checkpoint.checkpoints(folder)] == ["step-00000008", "step-00000006"]
+    assert (folder / "latest").read_text() == "step-00000008\n"
 
 
 def test_damage_in_any_file_is_named_and_the_one_before_is_taken(copy, study, dataset):
@@ -65,7 +65,7 @@ def test_damage_in_any_file_is_named_and_the_one_before_is_taken(copy, study, da
         for changed in (data[:-1], bytes([data[0] ^ 1]) + data[1:], data[:-1] + bytes([data[-1] ^ 4])):
             file.write_bytes(changed)
             told: list[str] = []
-            assert checkpoint.newest_intact(copy / "checkpoints", told.append).name == "update-00000006"
+            assert checkpoint.newest_intact(copy / "checkpoints", told.append).name == "step-00000006"
             assert file.name in told[0]
             with pytest.raises(InputError, match=file.name):
                 checkpoint.load_model(newest)
@@ -73,13 +73,13 @@ def test_damage_in_any_file_is_named_and_the_one_before_is_taken(copy, study, da
     (newest / "state.json").unlink()
     (copy / "result.json").unlink()
     result = train(study.run("gf2", 1), dataset, copy, Silent())
-    assert result.updates == 8
+    assert result.steps == 8
 
 
 def test_where_every_checkpoint_is_damaged_the_file_is_named_and_nothing_begins_anew(copy, study, dataset):
     for path in checkpoint.checkpoints(copy / "checkpoints"):
         (path / "state.json").write_text("{}")
-    with pytest.raises(InputError, match=r"update-00000008/state\.json: damaged .*name an older checkpoint"):
+    with pytest.raises(InputError, match=r"step-00000008/state\.json: damaged .*name an older checkpoint"):
         checkpoint.load_model(copy)
     (copy / "result.json").unlink()
     with pytest.raises(InputError, match="none is whole; remove that folder to begin the run again"):
@@ -94,7 +94,7 @@ def test_a_full_disk_during_a_save_leaves_what_was_there(copy, study, dataset, m
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(np, "save", full)
-    trainer.state = type(trainer.state)(**{**vars(trainer.state), "update": 9})
+    trainer.state = type(trainer.state)(**{**vars(trainer.state), "step": 9})
     with pytest.raises(OSError, match="No space left"):
         trainer._save()
     assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == before
@@ -123,7 +123,7 @@ def test_a_generator_state_of_another_size_is_refused(copy, study, dataset, monk
 def test_a_run_a_checkpoint_and_an_exported_folder_hold_the_same_model(run_folder):
     models = [
         checkpoint.load_model(place)
-        for place in (run_folder, run_folder / "checkpoints" / "update-00000008", run_folder / "model")
+        for place in (run_folder, run_folder / "checkpoints" / "step-00000008", run_folder / "model")
     ]
     first = models[0].state_dict()
     for model in models[1:]:
@@ -158,15 +158,15 @@ def test_the_room_that_a_save_asks_for_is_what_it_writes(run_folder, study, data
 
 def test_a_kill_before_older_ones_were_removed_is_made_good_when_the_run_goes_on(copy, study, dataset):
     folder = copy / "checkpoints"
-    shutil.copytree(folder / "update-00000006", folder / "update-00000004")
-    (folder / "latest").write_text("update-00000006\n")
+    shutil.copytree(folder / "step-00000006", folder / "step-00000004")
+    (folder / "latest").write_text("step-00000006\n")
     Trainer(study.run("gf2", 1), dataset, copy, Silent())
-    assert [path.name for path in checkpoint.checkpoints(folder)] == ["update-00000008", "update-00000006"]
-    assert (folder / "latest").read_text() == "update-00000008\n"
+    assert [path.name for path in checkpoint.checkpoints(folder)] == ["step-00000008", "step-00000006"]
+    assert (folder / "latest").read_text() == "step-00000008\n"
 
 
 def test_what_a_kill_left_behind_is_removed_when_the_run_goes_on(copy, study, dataset):
-    (copy / "checkpoints" / ".tmp-update-00000004" / "tensors").mkdir(parents=True)
+    (copy / "checkpoints" / ".tmp-step-00000004" / "tensors").mkdir(parents=True)
     Trainer(study.run("gf2", 1), dataset, copy, Silent())
     assert not list((copy / "checkpoints").glob(".tmp-*"))
 
@@ -192,7 +192,7 @@ def test_a_checkpoint_with_a_wrong_code_is_refused_however_whole_its_files_are(s
     trainer = Trainer(study.run("gf2", 1), dataset, tmp_path, Silent())
     trainer.run()
     trainer.model.input_interface.codebook[7, 1] ^= 1
-    trainer.state = type(trainer.state)(**{**vars(trainer.state), "update": 9})
+    trainer.state = type(trainer.state)(**{**vars(trainer.state), "step": 9})
     trainer._save()
     assert checkpoint.damage(checkpoint.find(tmp_path)) is None
     with pytest.raises(CodeMismatch, match="codebook differs"):
@@ -204,15 +204,15 @@ def test_a_checkpoint_with_a_wrong_code_is_refused_however_whole_its_files_are(s
 def test_a_damaged_later_checkpoint_does_not_push_out_whole_ones(copy, study, dataset):
     newest = checkpoint.find(copy)
     (newest / "state.json").write_text("{}")
-    shutil.rmtree(copy / "checkpoints" / "update-00000006")
-    shutil.copytree(newest, copy / "checkpoints" / "update-00000099")  # damaged too, and later than all that will be written
+    shutil.rmtree(copy / "checkpoints" / "step-00000006")
+    shutil.copytree(newest, copy / "checkpoints" / "step-00000099")  # damaged too, and later than all that will be written
     shutil.rmtree(newest)
-    (copy / "checkpoints" / "update-00000002").mkdir()  # not a checkpoint: it has no manifest
+    (copy / "checkpoints" / "step-00000002").mkdir()  # not a checkpoint: it has no manifest
     trainer = Trainer.__new__(Trainer)
     with pytest.raises(InputError, match="none is whole"):
         trainer.__init__(study.run("gf2", 1), dataset, copy, Silent())
     fresh = copy.parent / "fresh"
     trainer = Trainer(study.run("gf2", 1), dataset, fresh, Silent())
-    shutil.copytree(copy / "checkpoints" / "update-00000099", fresh / "checkpoints" / "update-00000099")
+    shutil.copytree(copy / "checkpoints" / "step-00000099", fresh / "checkpoints" / "step-00000099")
     trainer.run()
-    assert [path.name for path in checkpoint.checkpoints(fresh / "checkpoints")] == ["update-00000008", "update-00000006"]
+    assert [path.name for path in checkpoint.checkpoints(fresh / "checkpoints")] == ["step-00000008", "step-00000006"]

@@ -187,8 +187,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(preset, tmp_path):
     assert "everything up to here is saved" in told
     assert f"tokencodes train {preset} --out {out}" in told
     state = checkpoint.read_state(checkpoint.find(out))
-    assert state.update == len(
-        [line for line in (out / "metrics.jsonl").read_text().splitlines() if '"update"' in line and "lr" in line]
+    assert state.step == len(
+        [line for line in (out / "metrics.jsonl").read_text().splitlines() if '"step"' in line and "lr" in line]
     )
 
 

@@ -52,7 +52,7 @@ def trap(tmp_path) -> Trap:
 def saved(run_folder, tmp_path) -> Path:
     """A run with one checkpoint, to be changed."""
     shutil.copytree(run_folder, tmp_path / "gf2")
-    shutil.rmtree(tmp_path / "gf2" / "checkpoints" / "update-00000006")
+    shutil.rmtree(tmp_path / "gf2" / "checkpoints" / "step-00000006")
     (tmp_path / "gf2" / "result.json").unlink()
     return tmp_path / "gf2"
 
@@ -157,7 +157,7 @@ def test_a_pickle_in_a_checkpoint_is_never_opened(name, refused, saved, study, d
         assert (trap.ends(load) is not None) == refused
 
 
-@pytest.mark.parametrize("name", ["state.json", "last_update.npy"])
+@pytest.mark.parametrize("name", ["state.json", "last_step.npy"])
 def test_a_pickle_among_the_counters_of_a_checkpoint_ends_a_resume_in_one_line(name, saved, study, dataset, trap):
     place = checkpoint.find(saved)
     if name.endswith(".npy"):

@@ -43,7 +43,7 @@ class Listener(Silent):
 
 @pytest.fixture(scope="module")
 def wild(dataset):
-    """A study of two arms. Every run of the arm `wild` is not finite from its second update on."""
+    """A study of two arms. Every run of the arm `wild` is not finite from its second step on."""
     return tiny_study(dataset.path, arms=ARMS)
 
 
@@ -73,10 +73,10 @@ def as_preset(study, folder: Path) -> str:
 
 
 def mark_as_diverged(run: Path) -> None:
-    """Changes the result of a run that is done: as if it had diverged in update 5."""
+    """Changes the result of a run that is done: as if it had diverged in step 5."""
     result = ResultRecord.model_validate(read_json(run / "result.json"))
     scores = dict.fromkeys(("held_out_loss", "bits_per_byte", "perplexity"))
-    change = {"status": "diverged", "divergence": {"reason": "loss nan", "update": 5, "last_loss": 4.5}, "updates": 4, **scores}
+    change = {"status": "diverged", "divergence": {"reason": "loss nan", "step": 5, "last_loss": 4.5}, "steps": 4, **scores}
     write_json(run / "result.json", {**result.model_dump(mode="json"), **change})
 
 
@@ -86,12 +86,12 @@ def test_a_run_of_a_study_that_is_not_finite_gets_a_result_marked_diverged_and_t
         text = (out / "wild" / f"seed-{seed}" / "result.json").read_text()
         assert "NaN" not in text and "Infinity" not in text
         result = read_result(out / "wild" / f"seed-{seed}")
-        assert (result.status, result.updates) == ("diverged", 1)
+        assert (result.status, result.steps) == ("diverged", 1)
         assert (result.held_out_loss, result.bits_per_byte, result.perplexity) == (None, None, None)
-        assert result.divergence.update == 2
-        assert result.divergence.reason.startswith("loss nan and gradient norm nan in update 2 (windows 4 to 7); it begins at")
+        assert result.divergence.step == 2
+        assert result.divergence.reason.startswith("loss nan and gradient norm nan in step 2 (windows 4 to 7); it begins at")
         first = [json.loads(line) for line in (out / "wild" / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()]
-        assert result.divergence.last_loss == next(line["loss"] for line in first if line["kind"] == "update")
+        assert result.divergence.last_loss == next(line["loss"] for line in first if line["kind"] == "step")
         assert not (out / "wild" / f"seed-{seed}" / "model").exists()
         assert not (out / "wild" / f"seed-{seed}" / "sample.json").exists()
         assert read_result(out / "learned" / f"seed-{seed}").status == "done"
@@ -114,13 +114,13 @@ def test_the_report_of_an_arm_that_always_diverged_has_its_row_and_no_number_for
     text = page.read_text()
     assert "<td>wild</td><td>-</td><td>diverged, diverged</td><td>-</td><td>-</td><td>-</td>" in text
     assert "<b>2 of the 4 runs diverged.</b>" in text
-    assert "wild seed 1 diverged in update 2: loss nan and gradient norm nan" in text
+    assert "wild seed 1 diverged in step 2: loss nan and gradient norm nan" in text
     assert "wild and learned cannot be compared: wild seed 1, wild seed 2 diverged." in text
     assert ">2 diverged</text>" in text  # in the figure of final losses
     assert (summary["finished"], summary["asked"], summary["matched"]) == (4, 4, True)
     assert list(summary["arms"]) == ["learned"]
     assert summary["pairs"] == []
-    assert [(run["arm"], run["seed"], run["update"]) for run in summary["diverged"]] == [("wild", 1, 2), ("wild", 2, 2)]
+    assert [(run["arm"], run["seed"], run["step"]) for run in summary["diverged"]] == [("wild", 1, 2), ("wild", 2, 2)]
     assert "NaN" not in (diverged[0] / "summary.json").read_text()
 
 
@@ -140,7 +140,7 @@ def test_means_and_pairs_stand_on_the_seeds_that_did_not_diverge_and_say_so(whol
     assert summary["matched"] is True  # the diverged run saw fewer windows, and is in no pair
     text = page.read_text()
     assert f"<td>{kept:.3f}, diverged</td>" in text
-    assert "gf2 seed 2 diverged in update 5: loss nan. The last finite training loss was 4.500 nats a target." in text
+    assert "gf2 seed 2 diverged in step 5: loss nan. The last finite training loss was 4.500 nats a target." in text
     assert ">1 diverged</text>" in text
 
 
@@ -168,14 +168,14 @@ def test_a_single_run_that_is_not_finite_exits_with_1_and_has_no_result(wild, tm
     assert command(arguments) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert "in update 2 (windows 4 to 7)" in said.err
+    assert "in step 2 (windows 4 to 7)" in said.err
     assert "They never reached the weights" in said.err
     assert not (tmp_path / "run" / "result.json").exists()
 
 
 @pytest.fixture(scope="module")
 def far_away(dataset):
-    """One update at a rate that takes the held-out loss to millions of nats: finite, and its exponential is not."""
+    """One step at a rate that takes the held-out loss to millions of nats: finite, and its exponential is not."""
     arms = {"wild": {"interface": "binary", "overrides": {"peak_lr": 1e3}}}
     return tiny_study(dataset.path, arms=arms, study={"seeds": [1], "baseline": "wild"}, budget={"targets": 64})
 
@@ -185,10 +185,10 @@ def test_a_held_out_loss_above_709_nats_is_a_result_marked_diverged(far_away, da
     assert command(arguments) == 1
     said = capsys.readouterr()
     assert json.loads(said.out)["status"] == "diverged"
-    assert "diverged in update 1: held-out loss" in said.err
-    assert "nats a target after the last update: its perplexity is over 1e308" in said.err
+    assert "diverged in step 1: held-out loss" in said.err
+    assert "nats a target after the last step: its perplexity is over 1e308" in said.err
     result = read_result(tmp_path / "run")
-    assert (result.updates, result.held_out_loss, result.perplexity) == (1, None, None)
+    assert (result.steps, result.held_out_loss, result.perplexity) == (1, None, None)
     assert result.divergence.last_loss == pytest.approx(math.log(320), abs=0.3)
     before = (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns
     assert command(arguments) == 1  # shown again, not trained again
@@ -199,18 +199,18 @@ def test_a_held_out_loss_above_709_nats_is_a_result_marked_diverged(far_away, da
 
 def test_a_held_out_loss_that_is_not_finite_stops_the_run_and_is_named(study, dataset, tmp_path, monkeypatch):
     monkeypatch.setattr("tokencodes.train.loop.window_loss", lambda *arguments: math.inf)
-    with pytest.raises(HeldOutNotFinite, match="held-out loss inf after update 0, whose own loss was finite"):
+    with pytest.raises(HeldOutNotFinite, match="held-out loss inf after step 0, whose own loss was finite"):
         train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
     result = train(study.run("gf2", 1), dataset, tmp_path / "study", Silent(), keep_divergence=True)
     assert result.divergence == Divergence(
-        reason="held-out loss inf after update 0, whose own loss was finite", update=0, last_loss=None
+        reason="held-out loss inf after step 0, whose own loss was finite", step=0, last_loss=None
     )
 
 
-def test_the_error_of_a_run_that_stopped_names_the_update_and_keeps_what_was_computed(wild, dataset, tmp_path):
+def test_the_error_of_a_run_that_stopped_names_the_step_and_keeps_what_was_computed(wild, dataset, tmp_path):
     with pytest.raises(NonFinite) as caught:
         train(wild.run("wild", 1), dataset, tmp_path, Silent())
-    assert caught.value.update == 2
+    assert caught.value.step == 2
     assert math.isnan(caught.value.loss)
     assert str(caught.value).startswith(f"{tmp_path}: {caught.value.reason}. They never reached")
     assert "--replay 2 computes it again" in str(caught.value)
@@ -219,13 +219,13 @@ def test_the_error_of_a_run_that_stopped_names_the_update_and_keeps_what_was_com
 def test_a_checkpoint_of_weights_that_give_no_finite_loss_can_be_written(study, dataset, tmp_path):
     trainer = Trainer(study.run("learned", 1), dataset, tmp_path, Silent())
     loader = trainer.loader()
-    trainer.step(loader)
+    trainer.train_step(loader)
     loader.close()
     with torch.no_grad():
         trainer.model.lm_head.weight.fill_(math.inf)
     trainer._save()
     state = checkpoint.read_state(checkpoint.find(tmp_path))
-    assert (state.update, state.replay_loss, tuple(state.replay_targets)) == (1, None, ())
+    assert (state.step, state.replay_loss, tuple(state.replay_targets)) == (1, None, ())
     assert checkpoint.read_replay(checkpoint.find(tmp_path)) is None
 
 
@@ -269,7 +269,7 @@ def test_a_perplexity_that_overflows_is_none_and_is_shown_as_over_1e308():
     values = results(wikitext, [document])
     assert (values["wikitext"]["word_perplexity"], values["wikitext"]["byte_perplexity"]) == (None, None)
     json.dumps(values, allow_nan=False)
-    summary = {"identity": {"model": "m", "update": None}, "results": values, "audit": [{"name": "wikitext", "requests": 1}]}
+    summary = {"identity": {"model": "m", "step": None}, "results": values, "audit": [{"name": "wikitext", "requests": 1}]}
     assert f"| {OVERFLOW} |" in results_grid([summary]).markdown()
     lambada = results(benchmarks("lambada"), [{"task": "lambada", "nats": 1e4, "metrics": {"acc": 0.0}}])
     assert lambada["lambada"]["perplexity"] is None

@@ -62,8 +62,8 @@ def test_ctrl_c_during_a_save_is_an_interruption_and_the_save_before_is_intact(
 
     monkeypatch.setattr(tensors, "_write", interrupted)
     assert_interrupted(run(arguments), INTERRUPTED, capsys)
-    assert [path.name for path in checkpoint.checkpoints(out / "checkpoints")] == ["update-00000002"]
-    assert checkpoint.damage(out / "checkpoints" / "update-00000002") is None
+    assert [path.name for path in checkpoint.checkpoints(out / "checkpoints")] == ["step-00000002"]
+    assert checkpoint.damage(out / "checkpoints" / "step-00000002") is None
     assert not list((out / "checkpoints").glob(".tmp-*"))
     assert run(arguments) == 0
 

@@ -14,11 +14,11 @@ from tokencodes.export.card import _study
 from tokencodes.files import read_toml
 
 HASHES = {"spec_sha256": "aa", "codebook_sha256": "bb"}
-STATE = {"update": 8, "dataset_fingerprint": "ff", "tokenizer_sha256": "cc", "start_sha256": "dd", "replay_loss": 5.5}
+STATE = {"step": 8, "dataset_fingerprint": "ff", "tokenizer_sha256": "cc", "start_sha256": "dd", "replay_loss": 5.5}
 RESULT = HASHES | {
     "arm": "gf2",
     "seed": 1,
-    "updates": 8,
+    "steps": 8,
     "targets": 512,
     "held_out_loss": 5.5,
     "bits_per_byte": 4.5,
@@ -55,23 +55,23 @@ def run(tmp_path):
     write(folder / "config.toml", study.run("gf2", 1).model_dump(mode="json", exclude_none=True))
     write(tmp_path / "study" / "study.toml", study.model_dump(mode="json", exclude_none=True))
     write(folder / "result.json", RESULT)
-    for name in ("model", "checkpoints/update-00000008", "models/update-00000008"):
+    for name in ("model", "checkpoints/step-00000008", "models/step-00000008"):
         write(folder / name / "config.json", MODEL)
-    for name in ("model", "models/update-00000008"):
+    for name in ("model", "models/step-00000008"):
         write(folder / name / "replay.json", {"loss": 5.5, "targets": [], "ids": []})
-    write(folder / "checkpoints" / "update-00000008" / "state.json", STATE)
-    write(folder / "checkpoints" / "update-00000008" / "manifest.json", {})
+    write(folder / "checkpoints" / "step-00000008" / "state.json", STATE)
+    write(folder / "checkpoints" / "step-00000008" / "manifest.json", {})
     return folder
 
 
-PLACES = ("model", "checkpoints/update-00000008", "models/update-00000008")
+PLACES = ("model", "checkpoints/step-00000008", "models/step-00000008")
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_a_model_of_a_run_belongs_to_it(run, name, monkeypatch):
     origin = origin_of(run / name)
-    assert (origin.folder, origin.update, origin.config.arm, origin.config.seed) == (run, 8, "gf2", 1)
-    assert origin.result.updates == 8 and _held_out(origin) is True
+    assert (origin.folder, origin.step, origin.config.arm, origin.config.seed) == (run, 8, "gf2", 1)
+    assert origin.result.steps == 8 and _held_out(origin) is True
     assert _study(origin) == {"arms": ["learned", "binary", "gf2", "permuted"], "seeds": [1, 2]}
     monkeypatch.chdir(run / name)
     assert origin_of(type(run)(".")) == origin  # whatever it is called
@@ -82,16 +82,16 @@ def test_the_folders_of_a_run_have_their_names(run):
     for name in (
         "final",
         "checkpoints/best",
-        "kept/update-00000008",
-        "checkpoints/update-",
-        "checkpoints/update-x",
+        "kept/step-00000008",
+        "checkpoints/step-",
+        "checkpoints/step-x",
         "models/model2",
     ):
         assert run_folder(run / name) is None, name
     assert run_folder(run) is None and run_folder(run / "model" / "inner") is None
 
 
-@pytest.mark.parametrize("name", ["final", "a/b", "kept/update-00000008"])
+@pytest.mark.parametrize("name", ["final", "a/b", "kept/step-00000008"])
 def test_the_configuration_above_a_folder_of_another_name_is_not_its_own(run, name):
     shutil.copytree(run / "model", run / name)
     assert origin_of(run / name) is None and tokenizer_of(run / name) is None
@@ -116,12 +116,12 @@ def test_the_configuration_above_a_folder_of_another_name_is_not_its_own(run, na
         ("result.json", {"seed": 2}),
         ("result.json", {"spec_sha256": "other"}),
         ("result.json", {"codebook_sha256": None}),
-        ("result.json", {"updates": 7}),
-        ("result.json", {"updates": "many"}),
+        ("result.json", {"steps": 7}),
+        ("result.json", {"steps": "many"}),
         ("result.json", {"dataset_fingerprint": "other"}),
         ("result.json", {"start_sha256": "other"}),
-        ("checkpoints/update-00000008/state.json", {"update": 6}),
-        ("checkpoints/update-00000008/state.json", {"tokenizer_sha256": "other"}),
+        ("checkpoints/step-00000008/state.json", {"step": 6}),
+        ("checkpoints/step-00000008/state.json", {"tokenizer_sha256": "other"}),
     ],
 )
 def test_files_of_a_run_that_do_not_agree_with_the_model_are_not_believed(run, name, file, values):
@@ -130,36 +130,36 @@ def test_files_of_a_run_that_do_not_agree_with_the_model_are_not_believed(run, n
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "{", ""])
-@pytest.mark.parametrize("file", ["config.toml", "result.json", "model/config.json", "checkpoints/update-00000008/state.json"])
+@pytest.mark.parametrize("file", ["config.toml", "result.json", "model/config.json", "checkpoints/step-00000008/state.json"])
 def test_a_damaged_file_of_a_run_is_not_believed_and_ends_in_no_traceback(run, file, text):
     (run / file).write_text(text)
     assert origin_of(run / "model") is None
 
 
-@pytest.mark.parametrize("name", ["model", "models/update-00000008"])
+@pytest.mark.parametrize("name", ["model", "models/step-00000008"])
 def test_a_model_whose_own_record_is_of_another_training_is_not_the_runs(run, name):
     change(run / name / "replay.json", loss=5.25)
     assert origin_of(run / name) is None
     (run / name / "replay.json").unlink()
-    assert origin_of(run / name).update == 8
+    assert origin_of(run / name).step == 8
 
 
 def test_an_unfinished_run_has_checkpoints_and_no_model(run):
     (run / "result.json").unlink()
-    found = origin_of(run / "checkpoints" / "update-00000008")
-    assert found.update == 8 and found.result is None
-    assert origin_of(run / "model") is None  # of which update is it?
+    found = origin_of(run / "checkpoints" / "step-00000008")
+    assert found.step == 8 and found.result is None
+    assert origin_of(run / "model") is None  # of which step is it?
 
 
-def test_a_later_update_than_the_run_has_is_not_of_it(run):
-    for name, wanted in (("update-00000008", 8), ("update-00000007", 7), ("update-00000009", None)):
-        shutil.copytree(run / "models" / "update-00000008", run / "models" / "copy")
+def test_a_later_step_than_the_run_has_is_not_of_it(run):
+    for name, wanted in (("step-00000008", 8), ("step-00000007", 7), ("step-00000009", None)):
+        shutil.copytree(run / "models" / "step-00000008", run / "models" / "copy")
         shutil.rmtree(run / "models" / name, ignore_errors=True)
         (run / "models" / "copy").rename(run / "models" / name)
         found = origin_of(run / "models" / name)
-        assert (found.update if found else None) == wanted
-        if name != "update-00000008":
-            shutil.copytree(run / "models" / name, run / "models" / "update-00000008", dirs_exist_ok=True)
+        assert (found.step if found else None) == wanted
+        if name != "step-00000008":
+            shutil.copytree(run / "models" / name, run / "models" / "step-00000008", dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_later_update_than_the_run_has_is_not_of_it(run):
 )
 def test_an_interface_is_the_same_before_and_after_it_is_settled(run, asked, settled, same):
     change(run / "config.toml", interface=asked)
-    for name in ("model", "checkpoints/update-00000008"):
+    for name in ("model", "checkpoints/step-00000008"):
         change(run / name / "config.json", interface=settled)
     assert (origin_of(run / "model") is not None) is same
 
@@ -216,7 +216,7 @@ def test_the_study_of_another_run_is_not_on_the_card(run, values):
 
 
 def test_a_tokenizer_is_looked_for_in_the_run_and_in_its_study_alone(run, tmp_path):
-    study, place = run.parent.parent, run / "checkpoints" / "update-00000008"
+    study, place = run.parent.parent, run / "checkpoints" / "step-00000008"
     assert tokenizer_of(place) is None and checkpoint.tokenizer_of(run) is None
     for folder in (study / "data", run / "data", run / "model", place):  # each comes before those before it
         write(folder / "tokenizer.json", {})

@@ -156,7 +156,7 @@ class Screen(io.StringIO):
 @pytest.mark.parametrize("width", [20, 40, 80, 140])
 def test_a_table_loses_nothing_on_a_narrow_terminal(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
-    table = Table("window", "source", "document", "sha256", title="what update 3 consumed")
+    table = Table("window", "source", "document", "sha256", title="what step 3 consumed")
     rows = [("8", "[/books]", f"document-{number}", "0123456789abcdef" * 4) for number in range(3)]
     for row in rows:
         table.add_row(*row)

@@ -25,11 +25,11 @@ class Interrupt(Silent):
     def __init__(self, stop: Stop) -> None:
         self.stop, self.begun = stop, 0
 
-    def begin(self, name, update, updates):
+    def begin(self, name, step, steps):
         self.begun += 1
 
     def record(self, record):
-        if self.begun == 3 and record.update == 3:
+        if self.begun == 3 and record.step == 3:
             self.stop.asked = True
 
 
@@ -55,7 +55,7 @@ def test_every_run_leaves_its_configuration_metrics_checkpoints_and_model(study,
         for left in ("config.toml", "metrics.jsonl", "checkpoints/latest", "model/config.json", "model/tokenizer.json"):
             assert (whole / name / left).is_file(), left
         result = read_json(whole / name / "result.json")
-        assert (result["arm"], result["seed"], result["updates"]) == (run.arm, run.seed, 8)
+        assert (result["arm"], result["seed"], result["steps"]) == (run.arm, run.seed, 8)
         assert read_json(whole / name / "sample.json")["continuation"]
     assert certify(whole / "gf2" / "seed-2").holds
 

@@ -141,7 +141,7 @@ def test_odd_words_arrive_as_they_were_told(slurm, monkeypatch):
     assert shlex.split(name)[1:] == ["--job-name=tokencodes-it-s-100-mine-HOME-x-rm-1"]
 
 
-SAVE = "mkdir -p {0}/checkpoints/update-00000002; touch {0}/checkpoints/update-00000002/manifest.json; "
+SAVE = "mkdir -p {0}/checkpoints/step-00000002; touch {0}/checkpoints/step-00000002/manifest.json; "
 
 
 @pytest.mark.parametrize(
@@ -352,8 +352,8 @@ def test_a_real_torchrun_trains_a_run_to_its_end(slurm, preset, tmp_path, monkey
 
 STUBBORN = """#!/bin/bash
 kill -USR2 $$  # Slurm tells every process of the step; who does not ignore it dies
-if [ -f run/checkpoints/update-2/manifest.json ]; then printf 'again\\n' >>told; touch run/result.json; exit 0; fi
-trap 'mkdir -p run/checkpoints/update-2; touch run/checkpoints/update-2/manifest.json; echo saved >>told; exit 1' TERM
+if [ -f run/checkpoints/step-2/manifest.json ]; then printf 'again\\n' >>told; touch run/result.json; exit 0; fi
+trap 'mkdir -p run/checkpoints/step-2; touch run/checkpoints/step-2/manifest.json; echo saved >>told; exit 1' TERM
 printf '%s\\n' "$@" >told
 echo $PPID >asking
 for second in $(seq 300); do sleep 0.1; done

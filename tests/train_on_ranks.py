@@ -35,8 +35,8 @@ Hook = Callable[[Trainer, int], None]
 
 
 def config(dataset: Path, arm: str = "learned", **sections: Any) -> RunConfig:
-    """Eight updates of four windows, so that one, two and four ranks can share them."""
-    told = {"batch": {"windows_per_update": 4, "microbatch_windows": 1, "streams": 2, "windows_per_visit": 4}, **sections}
+    """Eight steps of four windows, so that one, two and four ranks can share them."""
+    told = {"batch": {"windows_per_step": 4, "microbatch_windows": 1, "streams": 2, "windows_per_visit": 4}, **sections}
     vocabulary = Dataset(dataset).vocab_size
     return tiny_study(dataset, data={"dataset": str(dataset), "vocab_size": vocabulary}, **told).run(arm, 1)
 
@@ -49,7 +49,7 @@ def trained(run: RunConfig, out: Path, hook: Hook = lambda trainer, rank: None) 
         hook(trainer, rank)
         begin = whole_sha256(trainer)
         done = trainer.run()
-        return {"done": done, "update": trainer.state.update, "begin": begin, "end": whole_sha256(trainer)}
+        return {"done": done, "step": trainer.state.step, "begin": begin, "end": whole_sha256(trainer)}
 
     return work
 
@@ -61,7 +61,7 @@ def whole_sha256(trainer: Trainer) -> str:
 
 
 def losses(out: Path, key: str = "loss") -> list[Any]:
-    return [line[key] for line in read_json_lines(out / "metrics.jsonl") if line["kind"] == "update"]
+    return [line[key] for line in read_json_lines(out / "metrics.jsonl") if line["kind"] == "step"]
 
 
 def other(out: Path, kind: str) -> list[dict[str, Any]]:
@@ -116,17 +116,17 @@ def world_sizes(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     return told
 
 
-def after(trainer: Trainer, update: int, act: Callable[[], object]) -> None:
-    """Lets a rank act once it has done an update, before it is asked whether to stop."""
-    step = trainer.step
+def after(trainer: Trainer, step: int, act: Callable[[], object]) -> None:
+    """Lets a rank act once it has done a step, before it is asked whether to stop."""
+    train_step = trainer.train_step
 
     def stepped(loader: Any) -> StepRecord:
-        record = step(loader)
-        if record.update == update:
+        record = train_step(loader)
+        if record.step == step:
             act()
         return record
 
-    trainer.step = stepped  # type: ignore[method-assign]
+    trainer.train_step = stepped  # type: ignore[method-assign]
 
 
 def not_finite(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
@@ -148,8 +148,8 @@ def not_finite(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         told[kind] = {
             "ranks": results,
             "file": read_json(out / "nonfinite.json") if (out / "nonfinite.json").is_file() else None,
-            "updates": len(losses(out)),
-            "newest": checkpoint.update_of(whole[0]),
+            "steps": len(losses(out)),
+            "newest": checkpoint.step_of(whole[0]),
         }
     return told
 
@@ -182,7 +182,7 @@ def lost(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     for name, number in (("killed", signal.SIGKILL), ("hangs", signal.SIGSTOP)):
         run = config(odd, "learned", engine={"timeout": 8.0}, budget={"targets": 10**6})
         pids = ranks.start(2, trained(run, folder / name, lambda trainer, rank: None))
-        wait_for(folder / name / "metrics.jsonl", '"update": 5')
+        wait_for(folder / name / "metrics.jsonl", '"step": 5')
         pids[1].kill(number)
         told[name] = {"first": ranks.wait(pids[:1])[0]}
         if number == signal.SIGSTOP:
@@ -202,7 +202,7 @@ def wait_for(path: Path, text: str, seconds: float = PATIENCE) -> None:
 
 
 def signalled(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
-    """SIGTERM to one rank alone: both save, at the same update, and the run ends as the undisturbed one does."""
+    """SIGTERM to one rank alone: both save, at the same step, and the run ends as the undisturbed one does."""
     run = config(odd, "gf2", budget={"targets": 30 * 64})
     undisturbed = ranks.run(2, trained(run, folder / "undisturbed"))
 
@@ -212,12 +212,12 @@ def signalled(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         return {"done": result is not None}
 
     children = ranks.start(2, listening)
-    wait_for(folder / "run" / "metrics.jsonl", '"update": 3')
+    wait_for(folder / "run" / "metrics.jsonl", '"step": 3')
     children[1].kill(signal.SIGTERM)
     stopped = ranks.wait(children)
-    update = checkpoint.update_of(checkpoint.find(folder / "run"))
+    step = checkpoint.step_of(checkpoint.find(folder / "run"))
     went_on = ranks.run(2, trained(run, folder / "run"))
-    return {"undisturbed": undisturbed, "stopped": stopped, "update": update, "went_on": went_on}
+    return {"undisturbed": undisturbed, "stopped": stopped, "step": step, "went_on": went_on}
 
 
 def in_background(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:

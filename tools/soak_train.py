@@ -55,7 +55,7 @@ SMALL = {
 
 
 def configuration(dataset: Path | None, background: bool) -> RunConfig:
-    """Two dozen updates of a tiny model, a checkpoint at every third; the quickstart's text."""
+    """Two dozen steps of a tiny model, a checkpoint at every third; the quickstart's text."""
     sets = [f"{key}={value}" for key, value in SMALL.items()] + [f'checkpoint.background="{"yes" if background else "no"}"']
     return read_study("quickstart", sets + ([f'data.dataset="{dataset}"'] if dataset else []))[0].run("learned", 1)
 
@@ -78,7 +78,7 @@ def left(out: Path) -> dict[str, Any]:
     lines = [line for line in read_json_lines(out / "metrics.jsonl") if line["kind"] != "start"]
     records = [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
     result = read_json(out / "result.json")
-    kept = {key: result[key] for key in ("updates", "targets", "held_out_loss", "windows_sha256", "start_sha256")}
+    kept = {key: result[key] for key in ("steps", "targets", "held_out_loss", "windows_sha256", "start_sha256")}
     damages = [told for one in checkpoint.checkpoints(out / "checkpoints") if (told := checkpoint.damage(one))]
     names = sorted(path.name for path in (out / "checkpoints").iterdir())
     return {"weights": weights, "records": records, "result": kept, "damages": damages, "names": names}

@@ -3,11 +3,11 @@
 The rules:
 
 1. `torchrun` starts the ranks and says in the environment who is who; without it there is one, and it is not wrapped.
-2. Ranks share the windows of an update in equal parts (data parallel), so their number changes sums only by rounding.
+2. Ranks share the windows of a step in equal parts (data parallel), so their number changes sums only by rounding.
 3. Parameters, gradients and optimizer state are sharded by FSDP2, a block at a time and the rest together: over all ranks
    (`full`), over those of a node with a copy on each node (`hybrid`), or not at all (`replicate`: one shard, R copies).
 4. Gradients are summed, never averaged: the loss is already divided by the targets of all ranks. They are reduced once an
-   update, with its last microbatch.
+   step, with its last microbatch.
 5. What is decided on a number or on a signal is decided by all ranks on the same gathered values, so none goes on alone.
 6. Files are the first rank's; what it finds, or the error that it meets, it tells the others. Folders must be shared by nodes.
 7. A rank that is gone closes its connections, which ends the others at their next exchange; one that hangs, the timeout.
@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from tokencodes.errors import CheckFailed, Elsewhere, InputError
 
 Result = TypeVar("Result")
-STARTING = timedelta(minutes=10)  # until a run's first update is done: ranks compile, and read, at their own pace
+STARTING = timedelta(minutes=10)  # until a run's first step is done: ranks compile, and read, at their own pace
 SAVING = timedelta(minutes=30)  # for a rank to write and hash its part of a checkpoint
 WAITING = timedelta(days=2)  # for work that only the first rank does, such as preparing text
 
@@ -113,7 +113,7 @@ class World:
         return any(self.gather(flag))
 
     def set_timeout(self, model: nn.Module, time: timedelta = STARTING) -> None:
-        """From now on an exchange of an update, between ranks or of shards of this model, may take this long."""
+        """From now on an exchange of a step, between ranks or of shards of this model, may take this long."""
         if self.ranks == 1:
             return
         meshes = {parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)}

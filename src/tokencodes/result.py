@@ -15,10 +15,10 @@ RESULT = "result.json"
 
 
 class Divergence(Record):
-    """How a run diverged: the reason, the update at which it stopped, and the last finite training loss (nats a target)."""
+    """How a run diverged: the reason, the step at which it stopped, and the last finite training loss (nats a target)."""
 
     reason: str
-    update: NonNegativeInt
+    step: NonNegativeInt
     last_loss: float | None
 
 
@@ -32,7 +32,7 @@ class ResultRecord(Record):
     interface: str
     spec_sha256: str
     codebook_sha256: str | None
-    updates: NonNegativeInt
+    steps: NonNegativeInt
     targets: NonNegativeInt
     held_out_loss: float | None
     bits_per_byte: float | None
@@ -40,10 +40,10 @@ class ResultRecord(Record):
     held_out_targets: PositiveInt
     held_out_bytes: NonNegativeInt
     held_out_sha256: str
-    start_sha256: str  # of body and head before the first update
-    windows_sha256: str  # a chain over the ids of all updates
+    start_sha256: str  # of body and head before the first step
+    windows_sha256: str  # a chain over the ids of all steps
     dataset_fingerprint: str
-    seconds: float  # spent in updates
+    seconds: float  # spent in steps
     process_peak_rss_bytes: NonNegativeInt
     environment: dict[str, str | int]
 

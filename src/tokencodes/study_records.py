@@ -42,19 +42,19 @@ class Body(Shown):
 
 
 class Batch(Shown):
-    """Windows of an update, and how they are drawn."""
+    """Windows of a step, and how they are drawn."""
 
-    windows_per_update: Size
+    windows_per_step: Size
     sampling: Literal["paper", "token-uniform", "packed"]
 
 
 class Optimizer(Shown):
-    """AdamW and its schedule, in updates."""
+    """AdamW and its schedule, in steps."""
 
     peak_lr: float
     min_lr: float
-    warmup_updates: NonNegativeInt
-    schedule_updates: Size
+    warmup_steps: NonNegativeInt
+    schedule_steps: Size
     weight_decay: float
     clip: float
 
@@ -154,8 +154,8 @@ class Sample(Shown):
 class MetricsLine(Shown):
     """A line of metrics.jsonl. Held-out losses have targets and a loss, in nats a target."""
 
-    kind: Literal["start", "update", "heldout", "scales"]
-    update: NonNegativeInt
+    kind: Literal["start", "step", "heldout", "scales"]
+    step: NonNegativeInt
     targets: NonNegativeInt = 0
     loss: float | None = None
 

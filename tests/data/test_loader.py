@@ -24,8 +24,8 @@ def test_two_ranks_of_four_and_eight_ranks_of_one_see_the_global_batches_of_one_
     whole = loader(dataset, sampling)
     for ranks in (2, 8):
         parts = [loader(dataset, sampling, rank, ranks) for rank in range(ranks)]
-        for update in (0, 1, 2, 1000):
-            assert np.concatenate([part[update] for part in parts]).tolist() == whole[update].tolist()
+        for step in (0, 1, 2, 1000):
+            assert np.concatenate([part[step] for part in parts]).tolist() == whole[step].tolist()
         for part in parts:
             part.close()
     whole.close()
@@ -33,14 +33,14 @@ def test_two_ranks_of_four_and_eight_ranks_of_one_see_the_global_batches_of_one_
 
 def test_what_is_read_ahead_is_what_is_read_alone(dataset):
     reading = loader(dataset)
-    for update in (0, 1, 2, 7, 8, 3, 4, 10**9):
-        indices = np.arange(update * GLOBAL, (update + 1) * GLOBAL)
+    for step in (0, 1, 2, 7, 8, 3, 4, 10**9):
+        indices = np.arange(step * GLOBAL, (step + 1) * GLOBAL)
         alone = read_windows(dataset.shards("train"), build_sampler(dataset, "paper", 16, 1, 2, 4), indices)
-        assert reading[update].tolist() == alone.tolist()
+        assert reading[step].tolist() == alone.tolist()
     reading.close()
 
 
-def test_the_next_updates_are_read_while_one_is_used(dataset):
+def test_the_next_steps_are_read_while_one_is_used(dataset):
     read: list[int] = []
     done = threading.Event()
 
@@ -56,7 +56,7 @@ def test_the_next_updates_are_read_while_one_is_used(dataset):
     reading.close()
 
 
-def test_an_error_of_the_thread_comes_out_at_its_update(dataset):
+def test_an_error_of_the_thread_comes_out_at_its_step(dataset):
     def fail(ids):
         raise InputError("damaged")
 
@@ -67,7 +67,7 @@ def test_an_error_of_the_thread_comes_out_at_its_update(dataset):
 
 
 def test_windows_must_divide_among_the_ranks():
-    with pytest.raises(InputError, match="10 windows an update do not divide among 4 ranks"):
+    with pytest.raises(InputError, match="10 windows a step do not divide among 4 ranks"):
         rank_indices(0, 10, 0, 4)
 
 

@@ -71,7 +71,7 @@ def test_the_same_weights_another_dtype_or_checkpoints_for_seeds_are_not_contras
     one = open_evaluation(evaluated / "learned" / "seed-1")
     with pytest.raises(InputError, match="evaluations of the same weights"):
         contrast(one, one)
-    for name, change in (("dtype", {"dtype": "bfloat16"}), ("update", {"update": 4}), ("weights", {})):
+    for name, change in (("dtype", {"dtype": "bfloat16"}), ("step", {"step": 4}), ("weights", {})):
         shutil.copytree(evaluated / "learned", tmp_path / name / "learned")
         file = tmp_path / name / "learned" / "seed-2" / "evaluation.json"
         told = json.loads(file.read_text())
@@ -80,7 +80,7 @@ def test_the_same_weights_another_dtype_or_checkpoints_for_seeds_are_not_contras
         file.write_text(json.dumps(told))
     with pytest.raises(InputError, match="seed-2 in bfloat16: rounding would pass for a difference"):
         compared(sides(evaluated / "binary" / "seed-2", tmp_path / "dtype" / "learned" / "seed-2"))
-    for name, said in (("update", "not checkpoints of a run"), ("weights", "so no seed of its own")):
+    for name, said in (("step", "not checkpoints of a run"), ("weights", "so no seed of its own")):
         with pytest.raises(InputError, match=said):
             compared(sides(tmp_path / name / "learned", evaluated / "binary"))
 

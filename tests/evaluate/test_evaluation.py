@@ -179,7 +179,7 @@ def other_run(folder, run):
 def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_held_out(runs, tmp_path):
     run = runs / "learned" / "seed-1"
     by_run, by_model = (open_evaluated(str(place), None, "cpu", "float32") for place in (run, run / "model"))
-    assert by_run.weights_sha256 == by_model.weights_sha256 and by_run.update == by_model.update == 8
+    assert by_run.weights_sha256 == by_model.weights_sha256 and by_run.step == by_model.step == 8
     with pytest.raises(InputError, match=r"but .* was trained with the tokenizer"):  # a run's tokenizer is as bound as a file
         open_evaluated(str(run), str(other_run(tmp_path / "other", run)), "cpu", "float32")
     assert by_run.held_out is None  # its text is a prepared folder, of which nothing is known
@@ -235,7 +235,7 @@ def test_every_checkpoint_of_a_run_makes_curves(runs, real_data, tmp_path, capsy
     run = runs / "learned" / "seed-1"
     asked = ["evaluate", str(run), "--every-checkpoint", "--suite", "winogrande,lambada", "--data", str(real_data / "eval")]
     assert command([*asked, "--documents", "3", "--out", str(tmp_path)]) == 0
-    names = sorted(path.name for path in (run / "checkpoints").glob("update-*"))
+    names = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
     assert len(names) == 2 and sorted(path.parent.name for path in tmp_path.glob("*/evaluation.json")) == names
     page = (tmp_path / "report.html").read_text()
     assert "<svg" in page and "Endpoints over checkpoints of one run" in page

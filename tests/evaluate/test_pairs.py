@@ -134,7 +134,7 @@ def test_seeds_of_two_studies_or_two_arms_are_not_one_side(study, side, changed)
         compared(sides(study / "learned", study / "binary"))
 
 
-@pytest.mark.parametrize("changed", [{"interface": "gf2"}, {"update": 4}])
+@pytest.mark.parametrize("changed", [{"interface": "gf2"}, {"step": 4}])
 @pytest.mark.parametrize("side", ["learned", "binary"])
 def test_another_interface_or_another_checkpoint_is_no_seed(study, side, changed):
     change_identity(study / side / "seed-2", **changed)
@@ -219,7 +219,7 @@ def identified(place):
     return run_of(origin_of(place))
 
 
-LAST, HALF = "checkpoints/update-00000008", "checkpoints/update-00000004"
+LAST, HALF = "checkpoints/step-00000008", "checkpoints/step-00000004"
 
 
 def test_a_model_names_the_run_that_it_comes_from(trained):
@@ -231,7 +231,7 @@ def test_a_model_names_the_run_that_it_comes_from(trained):
     assert found == identified(run / LAST)
     half = identified(run / HALF)
     assert half.start_sha256 == found.start_sha256 and half.windows_sha256 != found.windows_sha256
-    assert identified(run / "models" / "update-00000004") == half and half.recipe == found.recipe
+    assert identified(run / "models" / "step-00000004") == half and half.recipe == found.recipe
 
 
 def test_a_run_that_is_not_finished_is_known_by_its_checkpoints(trained, tmp_path):
@@ -239,7 +239,7 @@ def test_a_run_that_is_not_finished_is_known_by_its_checkpoints(trained, tmp_pat
     (tmp_path / "run" / "result.json").unlink()
     assert identified(tmp_path / "run" / LAST) == identified(trained / "learned" / "seed-1" / LAST)
     shutil.rmtree(tmp_path / "run" / HALF)
-    assert identified(tmp_path / "run" / "models" / "update-00000004") is None
+    assert identified(tmp_path / "run" / "models" / "step-00000004") is None
 
 
 def test_arms_of_a_seed_have_their_start_and_windows_and_study_in_common(trained):

@@ -267,9 +267,9 @@ def test_of_a_run_the_newest_checkpoint_is_taken_and_said(dataset, tmp_path, tok
     train(tiny_study(dataset.path).run("gf2", 1), dataset, tmp_path / "gf2" / "seed-1", Silent())
     assert command(["export", str(tmp_path / "gf2" / "seed-1"), "--to", "llama", "--out", str(tmp_path / "out"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["name"], told["checkpoint"]) == ("gf2-seed-1", "update-00000008") and told["runtimes"][0]["texts"] == 8
+    assert (told["name"], told["checkpoint"]) == ("gf2-seed-1", "step-00000008") and told["runtimes"][0]["texts"] == 8
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "Arm `gf2`, run seed 1" in card and "8 updates, 512 targets (next tokens" in card
+    assert "Arm `gf2`, run seed 1" in card and "8 steps, 512 targets (next tokens" in card
     assert card.startswith("---\n") and "# gf2-seed-1" in card
 
 

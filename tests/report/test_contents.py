@@ -64,7 +64,7 @@ def put(value: dict, place: tuple[str, ...], new: object) -> None:
 
 REMOVED = object()
 # Of an account, what the report does not show.
-UNREAD = {"interface", "updates", "targets"}
+UNREAD = {"interface", "steps", "targets"}
 UNREAD |= {"weight_bytes", "gradient_bytes", "activation_bytes", "activation_bytes_recomputed"}
 
 
@@ -97,7 +97,7 @@ def test_text_is_no_number_in_any_file(folder, capsys):
 
 
 KEYS = ["", "arms", "arms.gf2.interface", "study", "study.seeds", "study.baseline"]
-KEYS += ["model.hidden_size", "optimizer", "batch.windows_per_update"]
+KEYS += ["model.hidden_size", "optimizer", "batch.windows_per_step"]
 
 
 @pytest.mark.parametrize("removed", KEYS)
@@ -138,14 +138,14 @@ def test_a_study_file_with_a_wrong_value_is_one_line(key, value, folder, capsys)
         ("{}", "kind"),
         ("[]", ""),
         ("null", ""),
-        ('{"update": 3, "loss": 1.0}', "kind"),
-        ('{"kind": "another", "update": 3}', "kind"),
-        ('{"kind": "heldout", "update": 3, "targets": 5}', ""),
-        ('{"kind": "heldout", "update": 3, "targets": "5", "loss": 1.0}', "targets"),
-        ('{"kind": "heldout", "update": 3, "targets": 5, "loss": "low"}', "loss"),
-        ('{"kind": "heldout", "update": 3, "targets": 5, "loss": "1.5"}', "loss"),
-        ('{"kind": "heldout", "update": 3, "targets": 5, "loss": NaN}', "loss"),
-        ('{"kind": "update", "update": "3"}', "update"),
+        ('{"step": 3, "loss": 1.0}', "kind"),
+        ('{"kind": "another", "step": 3}', "kind"),
+        ('{"kind": "heldout", "step": 3, "targets": 5}', ""),
+        ('{"kind": "heldout", "step": 3, "targets": "5", "loss": 1.0}', "targets"),
+        ('{"kind": "heldout", "step": 3, "targets": 5, "loss": "low"}', "loss"),
+        ('{"kind": "heldout", "step": 3, "targets": 5, "loss": "1.5"}', "loss"),
+        ('{"kind": "heldout", "step": 3, "targets": 5, "loss": NaN}', "loss"),
+        ('{"kind": "step", "step": "3"}', "step"),
     ],
 )
 def test_a_line_of_metrics_that_is_no_record_is_one_line_with_its_number(line, field, folder, capsys):
@@ -156,7 +156,7 @@ def test_a_line_of_metrics_that_is_no_record_is_one_line_with_its_number(line, f
     assert f"{file}, line 3: {field}" in told
 
 
-@pytest.mark.parametrize("text", ["", '{"kind": "update", "update": 3}\n', None])
+@pytest.mark.parametrize("text", ["", '{"kind": "step", "step": 3}\n', None])
 def test_metrics_without_a_held_out_loss_are_one_line(text, folder, capsys):
     file = folder / RUN / "metrics.jsonl"
     file.unlink() if text is None else file.write_text(text)

@@ -129,7 +129,7 @@ def test_an_unfinished_study_says_so(study, tmp_path):
     class AfterTwoRuns(Silent):
         begun = 0
 
-        def begin(self, name, update, updates):
+        def begin(self, name, step, steps):
             self.begun += 1
             stop.asked = self.begun > 2
 

@@ -36,8 +36,8 @@ def refused(capsys, *arguments: str) -> str:
 @pytest.mark.parametrize(
     "assignment",
     [
-        "batch.windows_per_update=1000000000000",
-        "batch.windows_per_update=100000000000000000000000",
+        "batch.windows_per_step=1000000000000",
+        "batch.windows_per_step=100000000000000000000000",
         "batch.microbatch_windows=1000000000000",
         "batch.streams=100000000000000000000",
         "batch.windows_per_visit=100000000000000000000",
@@ -49,8 +49,8 @@ def refused(capsys, *arguments: str) -> str:
         "model.num_attention_heads=10000000",
         "model.context=1000000000",
         f"budget.targets={HUGE}",
-        f"optimizer.schedule_updates={HUGE}",
-        f"optimizer.warmup_updates={HUGE}",
+        f"optimizer.schedule_steps={HUGE}",
+        f"optimizer.warmup_steps={HUGE}",
         f"heldout.windows={HUGE}",
         f"heldout.every={HUGE}",
         f"checkpoint.keep={HUGE}",
@@ -81,11 +81,11 @@ def test_an_absurd_seed_peak_or_rank_count_is_one_line(capsys, tmp_path):
 
 @pytest.mark.parametrize("sampling", ["paper", "token-uniform", "packed"])
 def test_the_largest_counts_and_seeds_that_are_taken_can_be_trained(sampling, dataset, tmp_path):
-    batch = {"windows_per_update": 4, "microbatch_windows": 4, "streams": MOST, "windows_per_visit": MOST}
+    batch = {"windows_per_step": 4, "microbatch_windows": 4, "streams": MOST, "windows_per_visit": MOST}
     study = tiny_study(dataset.path, batch={**batch, "sampling": sampling}, study={"seeds": [(1 << 63) - 1]})
     assert train(study.run("gf2", (1 << 63) - 1), dataset, tmp_path, Silent()).status == "done"
-    for update in ((1 << 60) - 1, 0):  # the last update of the largest budget, at one target an update
-        indices = rank_indices(update, 4)
+    for step in ((1 << 60) - 1, 0):  # the last step of the largest budget, at one target a step
+        indices = rank_indices(step, 4)
         assert (sampler_of(study.run("gf2", 1), dataset).draw(indices).start >= 0).all()
 
 
@@ -101,15 +101,15 @@ def test_a_number_of_thousands_of_digits_and_deep_lists_are_one_line(text, capsy
 
 
 def test_a_microbatch_beyond_every_memory_is_refused_with_its_size(capsys):
-    sets = ["--set", "batch.microbatch_windows=1048576", "--set", "batch.windows_per_update=1048576"]
+    sets = ["--set", "batch.microbatch_windows=1048576", "--set", "batch.windows_per_step=1048576"]
     said = refused(capsys, "params", "quickstart", *sets, "--set", "model.context=16777216")
     assert "lower batch.microbatch_windows or model.context" in said and "TB" in said
 
 
-def test_a_microbatch_is_at_most_an_update():
-    study = tiny_study("unused", batch={"windows_per_update": 4, "microbatch_windows": 1 << 20})
+def test_a_microbatch_is_at_most_an_step():
+    study = tiny_study("unused", batch={"windows_per_step": 4, "microbatch_windows": 1 << 20})
     assert study.microbatch == 4
-    whole = tiny_study("unused", batch={"windows_per_update": 4, "microbatch_windows": 4})
+    whole = tiny_study("unused", batch={"windows_per_step": 4, "microbatch_windows": 4})
     assert account_run(study.run("gf2", 1)).activation_bytes == account_run(whole.run("gf2", 1)).activation_bytes
 
 

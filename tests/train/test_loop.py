@@ -34,13 +34,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 class StopAfter(Silent):
-    """Asks for a stop once an update is done, as a signal would."""
+    """Asks for a stop once a step is done, as a signal would."""
 
-    def __init__(self, update: int, stop: Stop) -> None:
-        self.update, self.stop = update, stop
+    def __init__(self, step: int, stop: Stop) -> None:
+        self.step, self.stop = step, stop
 
     def record(self, record) -> None:
-        if record.update == self.update:
+        if record.step == self.step:
             self.stop.asked = True
 
 
@@ -57,9 +57,9 @@ def undisturbed(study, dataset, tmp_path_factory) -> dict[str, Path]:
 def test_stopped_and_resumed_is_bitwise_the_undisturbed_run(arm, halfway, study, dataset, undisturbed, tmp_path):
     run, stop = study.run(arm, 1), Stop()
     assert train(run, dataset, tmp_path / arm, StopAfter(halfway, stop), stop) is None
-    assert checkpoint.read_state(checkpoint.find(tmp_path / arm)).update == halfway
+    assert checkpoint.read_state(checkpoint.find(tmp_path / arm)).step == halfway
     result = train(run, dataset, tmp_path / arm, Silent())
-    assert result.updates == 8
+    assert result.steps == 8
     old, new = weights(undisturbed[arm]), weights(tmp_path / arm)
     assert all(torch.equal(old[name], new[name]) for name in old)
     assert records(tmp_path / arm) == records(undisturbed[arm])
@@ -75,9 +75,9 @@ def test_every_arm_saw_the_same_windows(undisturbed):
 def test_work_after_the_last_checkpoint_is_done_again_not_counted_twice(study, dataset, undisturbed, tmp_path):
     shutil.copytree(undisturbed["gf2"], tmp_path / "gf2")
     (tmp_path / "gf2" / "result.json").unlink()
-    shutil.rmtree(checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints")[0])  # update 8; 6 is left
+    shutil.rmtree(checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints")[0])  # step 8; 6 is left
     with (tmp_path / "gf2" / "metrics.jsonl").open("a") as file:
-        file.write('{"update": 9, "ki')  # as a kill would leave it
+        file.write('{"step": 9, "ki')  # as a kill would leave it
     train(study.run("gf2", 1), dataset, tmp_path / "gf2", Silent())
     assert records(tmp_path / "gf2") == records(undisturbed["gf2"])
 
@@ -90,16 +90,16 @@ def test_the_arms_of_a_seed_start_from_the_same_bits_and_see_the_same_windows(st
         parameters = dict(trainer.model.named_parameters())
         assert parameters.keys() == shared.keys()
         assert all(torch.equal(parameters[name], shared[name]) for name in shared)
-        assert all(np.array_equal(trainer.window_ids(update), base.window_ids(update)) for update in range(8))
+        assert all(np.array_equal(trainer.window_ids(step), base.window_ids(step)) for step in range(8))
         assert trainer.held_out.sha256 == base.held_out.sha256
         assert trainer.state.start_sha256 == base.state.start_sha256 != ""
 
 
-def test_the_losses_of_20_updates_are_the_golden_ones(dataset, tmp_path):
+def test_the_losses_of_20_steps_are_the_golden_ones(dataset, tmp_path):
     study = tiny_study(dataset.path, budget={"targets": 20 * 4 * 16})
     for arm in study.arms:
         train(study.run(arm, 1), dataset, tmp_path / arm, Silent())
-        losses = [line["loss"] for line in records(tmp_path / arm) if line["kind"] == "update"]
+        losses = [line["loss"] for line in records(tmp_path / arm) if line["kind"] == "step"]
         assert losses == pytest.approx(GOLDEN[arm], rel=1e-5)
 
 
@@ -113,7 +113,7 @@ def test_training_learns(dataset, tmp_path):
 def test_microbatches_only_cut_the_work(dataset, tmp_path):
     losses = {}
     for cut in (1, 4):
-        batch = {"windows_per_update": 4, "microbatch_windows": cut, "streams": 2, "windows_per_visit": 4}
+        batch = {"windows_per_step": 4, "microbatch_windows": cut, "streams": 2, "windows_per_visit": 4}
         train(tiny_study(dataset.path, batch=batch).run("gf2", 1), dataset, tmp_path / str(cut), Silent())
         losses[cut] = [line["loss"] for line in records(tmp_path / str(cut)) if "loss" in line]
     assert losses[1] == pytest.approx(losses[4], rel=1e-5)
@@ -121,16 +121,16 @@ def test_microbatches_only_cut_the_work(dataset, tmp_path):
 
 def test_the_budget_ends_at_the_first_boundary_that_reaches_it(dataset, tmp_path):
     result = train(tiny_study(dataset.path, budget={"targets": 65}).run("gf2", 1), dataset, tmp_path, Silent())
-    assert (result.updates, result.targets) == (2, 128)
+    assert (result.steps, result.targets) == (2, 128)
 
 
-def test_the_last_update_can_be_replayed(undisturbed, study):
+def test_the_last_step_can_be_replayed(undisturbed, study):
     place = checkpoint.find(undisturbed["gf2"])
-    state, ids = checkpoint.read_state(place), torch.from_numpy(np.load(place / "last_update.npy"))
+    state, ids = checkpoint.read_state(place), torch.from_numpy(np.load(place / "last_step.npy"))
     model = checkpoint.load_model(place)
     with torch.no_grad():
         assert float(model.loss(ids[:, :-1], ids[:, 1:])) == pytest.approx(state.replay_loss, rel=1e-6)
-    assert state.replay_loss < state.last_loss  # the update lowered the loss of its own windows
+    assert state.replay_loss < state.last_loss  # the step lowered the loss of its own windows
 
 
 def test_a_non_finite_loss_never_reaches_the_weights(study, dataset, tmp_path, monkeypatch):
@@ -140,7 +140,7 @@ def test_a_non_finite_loss_never_reaches_the_weights(study, dataset, tmp_path, m
     trainer.config = trainer.config.model_copy(update={"budget": trainer.config.budget.model_copy(update={"targets": 10**6})})
     loss = trainer.model.loss
     monkeypatch.setattr(trainer.model, "loss", lambda *a, **k: loss(*a, **k) * float("nan"))
-    with pytest.raises(CheckFailed, match=r"in update 9 \(windows 32 to 35\); it begins at windows 32 to 33, loss\."):
+    with pytest.raises(CheckFailed, match=r"in step 9 \(windows 32 to 35\); it begins at windows 32 to 33, loss\."):
         trainer.run()
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
 
@@ -152,14 +152,14 @@ def test_the_block_whose_output_is_the_first_that_is_not_finite_is_named(study, 
             getattr(trainer.model.model.layers[1].mlp, name).weight.mul_(1e25)
     loader = trainer.loader()
     with pytest.raises(CheckFailed, match="it begins at windows 0 to 1, what the block 1 gives"):
-        trainer.step(loader)
+        trainer.train_step(loader)
     loader.close()
 
 
 def test_a_finished_run_is_not_run_again(study, dataset, undisturbed):
     before = (undisturbed["gf2"] / "metrics.jsonl").stat().st_mtime_ns
     result = train(study.run("gf2", 1), dataset, undisturbed["gf2"], Silent())
-    assert result.updates == 8
+    assert result.steps == 8
     assert (undisturbed["gf2"] / "metrics.jsonl").stat().st_mtime_ns == before
 
 
@@ -208,7 +208,7 @@ def test_both_signals_ask_for_a_stop_at_the_next_boundary(number, capsys):
         os.kill(os.getpid(), number)
         assert stop.asked
     assert signal.getsignal(number) == before
-    assert "stopping at the next update" in capsys.readouterr().err
+    assert "stopping at the next step" in capsys.readouterr().err
 
 
 def test_the_result_holds_what_its_loss_means(undisturbed, dataset):
@@ -230,7 +230,7 @@ def test_the_result_holds_what_its_loss_means(undisturbed, dataset):
 )
 def test_checkpoints_that_a_study_wants_later_stay(policy, left, dataset, tmp_path):
     train(tiny_study(dataset.path, checkpoint=policy).run("gf2", 1), dataset, tmp_path, Silent())
-    found = [int(path.name.removeprefix("update-")) for path in checkpoint.checkpoints(tmp_path / "checkpoints")]
+    found = [int(path.name.removeprefix("step-")) for path in checkpoint.checkpoints(tmp_path / "checkpoints")]
     assert found[::-1] == left
 
 

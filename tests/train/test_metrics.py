@@ -29,9 +29,9 @@ RECORDS = [
 ]
 
 
-def step(update: int, updates_done_seconds: float = 1.0, loss: float = 5.123456) -> StepRecord:
-    """An update of 64 targets at 64 targets a second."""
-    return StepRecord(update, 64 * update, loss, 1e-3, 1.0, updates_done_seconds, rate=64.0)
+def step(step: int, steps_done_seconds: float = 1.0, loss: float = 5.123456) -> StepRecord:
+    """A step of 64 targets at 64 targets a second."""
+    return StepRecord(step, 64 * step, loss, 1e-3, 1.0, steps_done_seconds, rate=64.0)
 
 
 def test_records_are_read_as_they_were_written(tmp_path):
@@ -49,9 +49,9 @@ def test_a_run_that_goes_on_keeps_the_lines_up_to_its_checkpoint_byte_by_byte(tm
         file.write(record)
     file.close()
     lines = path.read_text().splitlines(keepends=True)
-    for update, kept in ((2, 5), (1, 4), (0, 0)):  # without a checkpoint the run begins anew
+    for step, kept in ((2, 5), (1, 4), (0, 0)):  # without a checkpoint the run begins anew
         path.write_text("".join(lines))
-        MetricsFile(path, update).close()
+        MetricsFile(path, step).close()
         assert path.read_text() == "".join(lines[:kept])
 
 
@@ -70,16 +70,16 @@ def test_a_number_that_is_not_finite_is_never_written(number, tmp_path):
         "[]",
         "null",
         "3",
-        '{"kind": "update"}',
-        '{"kind": "gossip", "update": 1}',
-        '{"kind": "heldout", "update": 1, "targets": 64, "loss": "low"}',
-        '{"kind": "heldout", "update": 1, "targets": 64, "loss": NaN}',
-        '{"kind": "heldout", "update": 1, "targets": 64, "loss": 1.0, "more": 1}',
+        '{"kind": "step"}',
+        '{"kind": "gossip", "step": 1}',
+        '{"kind": "heldout", "step": 1, "targets": 64, "loss": "low"}',
+        '{"kind": "heldout", "step": 1, "targets": 64, "loss": NaN}',
+        '{"kind": "heldout", "step": 1, "targets": 64, "loss": 1.0, "more": 1}',
     ],
 )
 def test_a_line_with_wrong_contents_is_named(line, tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps({"kind": "heldout", "update": 0, "targets": 0, "loss": 5.75}) + "\n" + line + "\n")
+    path.write_text(json.dumps({"kind": "heldout", "step": 0, "targets": 0, "loss": 5.75}) + "\n" + line + "\n")
     with pytest.raises(InputError, match=re.escape(f"{path}, line 2: ")) as caught:
         MetricsFile(path, 1)
     assert "\n" not in str(caught.value)
@@ -117,7 +117,7 @@ def test_the_display_shows_loss_and_time_left_at_every_width(width):
     terminal.end()
     last = [line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).splitlines() if "left" in line][-1]
     assert len(last.rstrip()) <= width
-    assert "loss 5.123" in last and "0:00:02 left" in last  # two updates of a second
+    assert "loss 5.123" in last and "0:00:02 left" in last  # two steps of a second
     assert ("held-out 5.75" in last) == (width >= 80)
     assert ("━" in last) == (width == 160)
     assert "a line above" in output.getvalue()
@@ -132,7 +132,7 @@ def test_a_log_has_plain_lines_now_and_then(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     clock[0] += 20.0
     terminal.record(step(2))
-    assert capsys.readouterr().err == "gf2 seed 1: update 2/10  loss 5.123  64 targets/s  about 0:00:08 left\n"
+    assert capsys.readouterr().err == "gf2 seed 1: step 2/10  loss 5.123  64 targets/s  about 0:00:08 left\n"
     terminal.record(step(3))
     assert capsys.readouterr().err == ""
     terminal.end()

@@ -21,7 +21,7 @@ def model(request):
 
 
 def stepped(model):
-    """One update by AdamW; the weights before it, and the optimizer."""
+    """One step by AdamW; the weights before it, and the optimizer."""
     config = tiny_study("unused").optimizer
     optimizer = build_optimizer(model, config)
     ids = torch.arange(32).view(2, 16)
@@ -33,8 +33,8 @@ def stepped(model):
     return before, optimizer, config.peak_lr
 
 
-def test_log_spaced_updates_are_two_an_octave():
-    assert [update for update in range(1, 130) if log_spaced(update)] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+def test_log_spaced_steps_are_two_an_octave():
+    assert [step for step in range(1, 130) if log_spaced(step)] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
     assert not log_spaced(0)
 
 

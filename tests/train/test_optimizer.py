@@ -28,7 +28,7 @@ def test_then_a_cosine_to_the_minimum_which_stays():
 
 
 def test_no_warm_up_begins_at_the_peak():
-    assert learning_rate(0, OptimizerConfig(warmup_updates=0, schedule_updates=10)) == pytest.approx(1.5e-4)
+    assert learning_rate(0, OptimizerConfig(warmup_steps=0, schedule_steps=10)) == pytest.approx(1.5e-4)
 
 
 def test_matrices_decay_and_vectors_do_not_alike_in_every_arm():
@@ -52,11 +52,11 @@ def test_the_optimizer_holds_every_parameter_once():
 
 
 def test_the_rates_of_a_short_schedule_one_by_one():
-    config = OptimizerConfig(peak_lr=1.0, min_lr=0.2, warmup_updates=2, schedule_updates=6)
+    config = OptimizerConfig(peak_lr=1.0, min_lr=0.2, warmup_steps=2, schedule_steps=6)
     expected = [0.5, 1.0, 1.0]  # warm-up; the cosine begins at the peak
     expected += [0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * quarter / 4)) for quarter in (1, 2, 3)]
     expected += [0.2, 0.2, 0.2]
-    assert [learning_rate(update, config) for update in range(9)] == pytest.approx(expected, rel=1e-12)
+    assert [learning_rate(step, config) for step in range(9)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_optimizer_begins_with_a_state_that_is_ready_and_empty():

@@ -80,10 +80,10 @@ def test_ranks_and_engines_change_a_run_by_rounding_only(told, arm, engine, tole
 def test_what_two_ranks_saved_any_number_takes_up(told, ranks):
     found = told["world_sizes"][str(ranks)]
     saved, went_on = values(found["saved"]), values(found["went_on"])
-    assert {(rank["done"], rank["update"]) for rank in saved} == {(False, 4)}, "one rank alone was asked to stop"
+    assert {(rank["done"], rank["step"]) for rank in saved} == {(False, 4)}, "one rank alone was asked to stop"
     assert len(went_on) == ranks
     assert {rank["begin"] for rank in went_on} == {saved[0]["end"]}
-    assert {(rank["done"], rank["update"]) for rank in went_on} == {(True, 8)}
+    assert {(rank["done"], rank["step"]) for rank in went_on} == {(True, 8)}
     assert found["losses"] == pytest.approx(told["engines"]["gf2"]["one"]["losses"], rel=EXACT)
 
 
@@ -99,13 +99,13 @@ def test_what_two_ranks_saved_any_number_takes_up(told, ranks):
         ),
     ],
 )
-def test_what_is_not_finite_on_one_rank_stops_all_before_the_update_and_is_named(told, kind, begins, says):
+def test_what_is_not_finite_on_one_rank_stops_all_before_the_step_and_is_named(told, kind, begins, says):
     found = told["not_finite"][kind]
     assert [rank["error"] for rank in found["ranks"]] == ["NonFinite", "NonFinite"]
     assert len({rank["message"] for rank in found["ranks"]}) == 1
-    assert "in update 4 (windows 12 to 15)" in found["ranks"][0]["message"]
+    assert "in step 4 (windows 12 to 15)" in found["ranks"][0]["message"]
     assert says in found["ranks"][0]["message"]
-    assert found["updates"] == 3
+    assert found["steps"] == 3
     assert found["newest"] == 2
     assert found["file"]["windows"] == [12, 15]
     if begins:
@@ -123,10 +123,10 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_others(told, kind):
     assert set(found["damage"]) == {None}
 
 
-def test_a_signal_to_one_rank_stops_all_at_the_same_update_and_the_end_is_the_same(told):
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_end_is_the_same(told):
     found = told["signalled"]
     assert [rank["done"] for rank in values(found["stopped"])] == [False, False]
-    assert 3 <= found["update"] < 30
+    assert 3 <= found["step"] < 30
     assert values(found["went_on"])[0]["end"] == values(found["undisturbed"])[0]["end"]
 
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_written_aside_is_the_one_that_is_written_at_once(told):
     ends = {}
     for background, found in told["in_background"].items():
         ends[background] = values(found["ranks"])[0]["end"]
-        assert found["checkpoints"] == ["update-00000008", "update-00000006", "update-00000004"]
+        assert found["checkpoints"] == ["step-00000008", "step-00000006", "step-00000004"]
         assert set(found["damage"]) == {None}
-        assert found["models"] == ["update-00000004", "update-00000008"]
+        assert found["models"] == ["step-00000004", "step-00000008"]
     assert ends["yes"] == ends["no"]

@@ -1,4 +1,4 @@
-"""An update computed again is the update that was."""
+"""A step computed again is the step that was."""
 
 import json
 import shutil
@@ -18,19 +18,19 @@ from tokencodes.train.run import train
 
 @pytest.fixture(scope="module")
 def finished(dataset, tmp_path_factory):
-    """A run with checkpoints at updates 2, 4, 6 and 8."""
+    """A run with checkpoints at steps 2, 4, 6 and 8."""
     out = tmp_path_factory.mktemp("run")
     run = tiny_study(dataset.path, checkpoint={"every": 2, "keep": 9}).run("gf2", 1)
     train(run, dataset, out, Silent())
     return run, out
 
 
-@pytest.mark.parametrize(("update", "began"), [(1, 0), (2, 0), (3, 2), (6, 4), (8, 6)])
-def test_any_update_comes_out_as_it_was_logged_and_nothing_is_touched(update, began, finished, dataset):
+@pytest.mark.parametrize(("step", "began"), [(1, 0), (2, 0), (3, 2), (6, 4), (8, 6)])
+def test_any_step_comes_out_as_it_was_logged_and_nothing_is_touched(step, began, finished, dataset):
     run, out = finished
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
-    found = replay(run, dataset, out, update)
-    logged = next(line for line in records(out) if (line["kind"], line["update"]) == ("update", update))
+    found = replay(run, dataset, out, step)
+    logged = next(line for line in records(out) if (line["kind"], line["step"]) == ("step", step))
     assert (found.loss, found.grad_norm, found.grad_norm_parts) == (
         logged["loss"],
         logged["grad_norm"],
@@ -45,29 +45,29 @@ def test_on_another_engine_it_agrees_to_rounding_and_says_so(finished, dataset):
     other = run.model_copy(update={"engine": run.engine.model_copy(update={"recompute": 1, "head": "torch"})})
     found = replay(other, dataset, out, 8)
     assert (found.otherwise, found.agrees) == ("recompute", True)
-    logged = next(line for line in records(out) if (line["kind"], line["update"]) == ("update", 8))
+    logged = next(line for line in records(out) if (line["kind"], line["step"]) == ("step", 8))
     assert found.loss == pytest.approx(logged["loss"], rel=1e-5)
     assert not replace(found, loss=found.loss + 0.02).agrees
 
 
-def test_an_update_to_come_has_nothing_to_agree_with(finished, dataset):
+def test_an_step_to_come_has_nothing_to_agree_with(finished, dataset):
     assert replay(*(finished[0], dataset, finished[1]), 10).agrees is None
 
 
-def test_a_damaged_checkpoint_is_named_and_an_update_before_the_first_is_refused(finished, dataset, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_an_step_before_the_first_is_refused(finished, dataset, tmp_path):
     run, out = finished
     shutil.copytree(out, tmp_path / "run")
-    (tmp_path / "run" / "checkpoints" / "update-00000006" / "state.json").write_text("{}")
-    with pytest.raises(InputError, match=r"update-00000006/state.json"):
+    (tmp_path / "run" / "checkpoints" / "step-00000006" / "state.json").write_text("{}")
+    with pytest.raises(InputError, match=r"step-00000006/state.json"):
         replay(run, dataset, tmp_path / "run", 8)
-    with pytest.raises(InputError, match="updates count from 1"):
+    with pytest.raises(InputError, match="steps count from 1"):
         replay(run, dataset, out, 0)
 
 
 @pytest.fixture
 def exploded(dataset, tmp_path):
     """A run whose learning rate takes it beyond what float32 holds."""
-    optimizer = {"peak_lr": 1e30, "min_lr": 0, "warmup_updates": 0, "schedule_updates": 100}
+    optimizer = {"peak_lr": 1e30, "min_lr": 0, "warmup_steps": 0, "schedule_steps": 100}
     run = tiny_study(dataset.path, optimizer=optimizer, checkpoint={"every": 1, "keep": 1}).run("learned", 1)
     with pytest.raises(CheckFailed, match="They never reached the weights") as caught:
         train(run, dataset, tmp_path / "run", Silent())
@@ -77,26 +77,26 @@ def exploded(dataset, tmp_path):
 def test_what_stopped_a_run_is_written_down_and_can_be_computed_again(exploded, dataset):
     run, out, message = exploded
     told = read_json(out / "nonfinite.json")
-    assert told["windows"] == [(told["update"] - 1) * 4, told["update"] * 4 - 1]
-    assert f"--replay {told['update']}" in message
-    found = replay(run, dataset, out, told["update"])
+    assert told["windows"] == [(told["step"] - 1) * 4, told["step"] * 4 - 1]
+    assert f"--replay {told['step']}" in message
+    found = replay(run, dataset, out, told["step"])
     assert (found.finite, found.agrees, str(found.loss)) == (False, None, told["loss"])
-    with pytest.raises(CheckFailed, match=f"update {told['update']} is not finite, so update {told['update'] + 1} is never"):
-        replay(run, dataset, out, told["update"] + 1)
+    with pytest.raises(CheckFailed, match=f"step {told['step']} is not finite, so step {told['step'] + 1} is never"):
+        replay(run, dataset, out, told["step"] + 1)
 
 
 def test_the_command_says_it_in_json_and_in_a_line(finished, exploded, capsys, tmp_path):
     import tomli_w
 
-    for (run, out), update in ((finished, 3), (exploded[:2], read_json(exploded[1] / "nonfinite.json")["update"])):
+    for (run, out), step in ((finished, 3), (exploded[:2], read_json(exploded[1] / "nonfinite.json")["step"])):
         study = {"study": {"seeds": [1], "baseline": run.arm}, "arms": {run.arm: {"interface": run.interface}}}
         told = run.model_dump(mode="json", exclude_none=True, exclude={"arm", "interface", "seed"})
         (tmp_path / "study.toml").write_text(tomli_w.dumps({**study, **told}))
-        arguments = ["train", str(tmp_path / "study.toml"), "--out", str(out), "--replay", str(update)]
+        arguments = ["train", str(tmp_path / "study.toml"), "--out", str(out), "--replay", str(step)]
         assert command([*arguments, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["update"] == update
+        assert json.loads(capsys.readouterr().out)["step"] == step
         assert command(arguments) == 0
-        assert f"update {update}, computed from" in capsys.readouterr().out
+        assert f"step {step}, computed from" in capsys.readouterr().out
     assert command([*arguments[:3], str(tmp_path / "nowhere"), *arguments[4:]]) == 2
     assert "no run is here to replay" in capsys.readouterr().err
 

@@ -53,23 +53,23 @@ def undisturbed(study, dataset, tmp_path_factory) -> Path:
 def test_a_disk_that_is_full_during_a_save_costs_the_checkpoint_and_not_the_run(
     background, dataset, undisturbed, tmp_path, monkeypatch
 ):
-    """The disk fills at the save of update 4, and there is room again by update 6."""
+    """The disk fills at the save of step 4, and there is room again by step 6."""
     saves = {"every": 2, "keep": 9, "background": background}
     run, listener, real = tiny_study(dataset.path, checkpoint=saves).run("gf2", 1), Listener(), np.save
 
     def full(path, array):
-        if "update-00000004" in str(path):
+        if "step-00000004" in str(path):
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         real(path, array)
 
     monkeypatch.setattr(np, "save", full)
     train(run, dataset, tmp_path / "gf2", listener)
-    assert [checkpoint.update_of(one) for one in checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints")] == [8, 6, 2]
+    assert [checkpoint.step_of(one) for one in checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints")] == [8, 6, 2]
     assert not list((tmp_path / "gf2" / "checkpoints").glob(".tmp-*"))
     told = [line for line in listener.lines if "could not be written" in line]
     assert len(told) == 1
-    assert "the checkpoint of update 4 could not be written (No space left on device)" in told[0]
-    assert "the last whole one is of update 2, and training goes on: free space on that disk" in told[0]
+    assert "the checkpoint of step 4 could not be written (No space left on device)" in told[0]
+    assert "the last whole one is of step 2, and training goes on: free space on that disk" in told[0]
     assert_same_weights(tmp_path / "gf2", undisturbed)
 
 
@@ -113,23 +113,23 @@ def test_a_clock_that_jumps_changes_nothing(study, dataset, undisturbed, tmp_pat
     monkeypatch.setattr(time, "time", lambda: real() + draw.uniform(-1e8, 1e8))
     result = train(study.run("gf2", 1), dataset, tmp_path / "gf2", Silent())
     expected = read_json(undisturbed / "result.json")
-    for key in ("held_out_loss", "windows_sha256", "updates", "targets"):
+    for key in ("held_out_loss", "windows_sha256", "steps", "targets"):
         assert getattr(result, key) == expected[key]
     assert 0 < result.seconds < 60
-    assert all(line["seconds"] > 0 and line["rate"] > 0 for line in _updates(tmp_path / "gf2"))
+    assert all(line["seconds"] > 0 and line["rate"] > 0 for line in _steps(tmp_path / "gf2"))
 
 
-def _updates(folder: Path) -> list[dict]:
-    return [line for line in read_json_lines(folder / "metrics.jsonl") if line["kind"] == "update"]
+def _steps(folder: Path) -> list[dict]:
+    return [line for line in read_json_lines(folder / "metrics.jsonl") if line["kind"] == "step"]
 
 
 def test_another_engine_may_go_on_with_a_run_and_another_precision_or_recipe_may_not(dataset, undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path / "gf2")
     (tmp_path / "gf2" / "result.json").unlink()
-    shutil.rmtree(tmp_path / "gf2" / "checkpoints" / "update-00000008")
+    shutil.rmtree(tmp_path / "gf2" / "checkpoints" / "step-00000008")
     for section, told in (
         ({"engine": {"precision": "bf16-autocast"}}, "engine.precision is 'float32' there, 'bf16-autocast' asked for"),
-        ({"optimizer": {"peak_lr": 1e-3, "warmup_updates": 2, "schedule_updates": 8}}, "optimizer.min_lr is 0.0003 there"),
+        ({"optimizer": {"peak_lr": 1e-3, "warmup_steps": 2, "schedule_steps": 8}}, "optimizer.min_lr is 0.0003 there"),
         ({"checkpoint": {"every": 4, "keep": 2}}, "checkpoint.every is 2 there, 4 asked for"),
     ):
         with pytest.raises(InputError, match="made from another configuration") as refused:
@@ -140,7 +140,7 @@ def test_another_engine_may_go_on_with_a_run_and_another_precision_or_recipe_may
     assert result.held_out_loss == pytest.approx(read_json(undisturbed / "result.json")["held_out_loss"], rel=2e-6)
     assert result.environment["recompute"] == 1
     starts = [line for line in read_json_lines(tmp_path / "gf2" / "metrics.jsonl") if line["kind"] == "start"]
-    assert [line["update"] for line in starts] == [0, 6]
+    assert [line["step"] for line in starts] == [0, 6]
     assert [line["surroundings"]["recompute"] for line in starts] == [0, 1]
 
 
@@ -158,7 +158,7 @@ def test_parameters_in_bf16_need_no_launcher(dataset, tmp_path):
 def test_the_log_has_rates_memory_and_the_share_of_a_measured_peak(undisturbed):
     start = next(line for line in read_json_lines(undisturbed / "metrics.jsonl") if line["kind"] == "start")
     assert start["peak_flops"] > 1e9
-    for line in _updates(undisturbed):
+    for line in _steps(undisturbed):
         assert line["rate"] == pytest.approx(64 / line["seconds"])
         flops = 6 * (2 * (4 * 36 * 36 + 3 * 36 * 48) + 320 * 36) + 6 * 2 * 36 * 17
         assert line["peak_share"] == pytest.approx(line["rate"] * flops / start["peak_flops"])

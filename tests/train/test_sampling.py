@@ -18,7 +18,7 @@ from tokencodes.train.run import train
 from tokencodes.train.stop import Stop
 from tokencodes.verify.certificate import certify
 
-BATCH = {"windows_per_update": 4, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4}
+BATCH = {"windows_per_step": 4, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4}
 
 
 def sampled(dataset, sampling: str, **sections):
@@ -38,7 +38,7 @@ def test_every_sampling_resumes_bitwise_and_passes_its_checks(sampling, dataset,
 
 
 def test_packed_counts_real_targets_and_its_loss_is_the_mean_over_them(dataset, tmp_path):
-    batch = {**BATCH, "sampling": "packed", "windows_per_update": 192, "microbatch_windows": 32}
+    batch = {**BATCH, "sampling": "packed", "windows_per_step": 192, "microbatch_windows": 32}
     trainer = Trainer(sampled(dataset, "packed", batch=batch, budget={"targets": 16}), dataset, tmp_path, Silent())
     ids = torch.from_numpy(trainer.window_ids(0))
     inputs, targets = inputs_and_targets(ids)
@@ -69,10 +69,10 @@ def test_a_mixture_trains_and_its_ledger_names_document_and_offset(halves, tmp_p
     corpus = open_dataset(run.data, tmp_path / "run", Silent().say)
     train(run, corpus, tmp_path / "run", Silent())
     trainer = Trainer(run, corpus, tmp_path / "other", Silent())
-    for update in (1, 5, 8, 1000):
-        entries = read_ledger(tmp_path / "run", update)
-        ids = trainer.window_ids(update - 1)
-        assert [entry.window for entry in entries] == list(range((update - 1) * 4, update * 4))
+    for step in (1, 5, 8, 1000):
+        entries = read_ledger(tmp_path / "run", step)
+        ids = trainer.window_ids(step - 1)
+        assert [entry.window for entry in entries] == list(range((step - 1) * 4, step * 4))
         for entry, row in zip(entries, ids, strict=True):
             shard = next(s for s in corpus.shards("train") if str(s.path) == f"{entry.dataset}/{entry.shard}")
             assert shard.names()["id"][entry.document].as_py() == entry.id
@@ -87,7 +87,7 @@ def test_the_ledger_finds_text_that_was_prepared_beside_a_run_and_refuses_other_
     train(run, corpus, tmp_path / "study" / "gf2" / "seed-1", Silent())
     entries = read_ledger(tmp_path / "study" / "gf2" / "seed-1", 2)
     assert len({entry.id for entry in entries}) > 1
-    with pytest.raises(InputError, match="updates count from 1"):
+    with pytest.raises(InputError, match="steps count from 1"):
         read_ledger(tmp_path / "study" / "gf2" / "seed-1", 0)
     with pytest.raises(InputError, match="no such file"):
         read_ledger(tmp_path / "study", 1)

@@ -25,7 +25,7 @@ NEEDS = "needs the extra `track`: pip install 'tokencodes[track]'"
 class Began:
     """A record of a kind that the trackers do not know."""
 
-    update: int
+    step: int
     ranks: int
     made: dict[str, str | int] = field(default_factory=lambda: {"device": "cpu", "threads": 2})
     kind: str = "began"
@@ -42,15 +42,15 @@ class Fake(Tracker):
         self.opened: list[tuple[str, dict, int, bool]] = []
         self.closed = 0
 
-    def open(self, run, config, update):
+    def open(self, run, config, step):
         self._fail("open")
-        self._told = Told(self.folder / f"{run}.json", update)
-        self.opened.append((run, config, update, self._told.resumed))
+        self._told = Told(self.folder / f"{run}.json", step)
+        self.opened.append((run, config, step, self._told.resumed))
 
-    def log(self, kind, numbers, texts, update):
+    def log(self, kind, numbers, texts, step):
         self._fail("log")
-        if self._told.new(kind, update):
-            self.rows.append((kind, update, numbers))
+        if self._told.new(kind, step):
+            self.rows.append((kind, step, numbers))
 
     def close(self):
         self.closed += 1
@@ -72,13 +72,13 @@ class Person(Silent):
 
 
 def go(observer: Observer, run: str, first: int, last: int, end: bool = True) -> None:
-    """What a run from update `first` to `last` tells, a held-out loss after every fourth update; a kill tells no end."""
+    """What a run from step `first` to `last` tells, a held-out loss after every fourth step; a kill tells no end."""
     observer.begin(run, first, last)
     observer.record(Began(first, 2))
-    for update in range(first + 1, last + 1):
-        observer.record(StepRecord(update, 64 * update, 5 - update / 10, 1e-3, 1.0, 0.1, {"body": 0.5, "head": 0.25}))
-        if update % 4 == 0:
-            observer.record(HeldOutRecord(update, 64 * update, 4.0))
+    for step in range(first + 1, last + 1):
+        observer.record(StepRecord(step, 64 * step, 5 - step / 10, 1e-3, 1.0, 0.1, {"body": 0.5, "head": 0.25}))
+        if step % 4 == 0:
+            observer.record(HeldOutRecord(step, 64 * step, 4.0))
     if end:
         observer.end()
 
@@ -86,13 +86,13 @@ def go(observer: Observer, run: str, first: int, last: int, end: bool = True) ->
 def test_numbers_become_scalars_by_kind_and_dotted_name_and_texts_stay_apart():
     numbers, texts = split(StepRecord(7, 448, 4.5, 1e-3, 2.0, 0.5, {"body": 1.5, "head": 0.5}))
     wanted = {
-        "update/targets": 448.0,
-        "update/loss": 4.5,
-        "update/grad_norm_parts.body": 1.5,
-        "update/grad_norm_parts.head": 0.5,
+        "step/targets": 448.0,
+        "step/loss": 4.5,
+        "step/grad_norm_parts.body": 1.5,
+        "step/grad_norm_parts.head": 0.5,
     }
     assert wanted.items() <= numbers.items()
-    assert not {"update/update", "update/kind"} & numbers.keys()
+    assert not {"step/step", "step/kind"} & numbers.keys()
     assert texts == {}
     numbers, _ = split(ScalesRecord(7, {"input": None, "body": 0.25}, [1.0, None, 3.0]))
     assert numbers == {"scales/update_ratios.body": 0.25, "scales/hidden_scales.0": 1.0, "scales/hidden_scales.2": 3.0}
@@ -103,7 +103,7 @@ def test_each_run_of_a_study_is_a_run_of_the_tracker_with_its_own_configuration(
     study, fake = tiny_study(dataset.path, budget={"targets": 64}), Fake(tmp_path)
     for arm in ("gf2", "binary"):
         train(study.run(arm, 1), dataset, tmp_path / arm / "seed-1", Several([Silent(), fake]))
-    assert [(run, told["arm"], update) for run, told, update, _ in fake.opened] == [
+    assert [(run, told["arm"], step) for run, told, step, _ in fake.opened] == [
         ("gf2-seed-1", "gf2", 0),
         ("binary-seed-1", "binary", 0),
     ]
@@ -121,13 +121,13 @@ def test_what_a_killed_try_told_is_not_told_again_and_steps_never_go_back(tmp_pa
     assert [fake.opened[0][3] for fake in (first, second, third)] == [False, True, True]
     assert second.rows == []
     rows = first.rows + third.rows
-    steps = [update for _, update, _ in rows]
+    steps = [step for _, step, _ in rows]
     assert steps == sorted(steps)
-    assert [update for kind, update, _ in rows if kind == "update"] == list(range(1, 13))
-    assert [update for kind, update, _ in rows if kind == "heldout"] == [4, 8, 12]
+    assert [step for kind, step, _ in rows if kind == "step"] == list(range(1, 13))
+    assert [step for kind, step, _ in rows if kind == "heldout"] == [4, 8, 12]
 
 
-def test_a_kill_between_two_records_of_an_update_loses_neither(tmp_path):
+def test_a_kill_between_two_records_of_an_step_loses_neither(tmp_path):
     first, second = Fake(tmp_path), Fake(tmp_path)
     go(first, "a seed 1", 0, 7)
     first.record(StepRecord(8, 512, 4.0, 1e-3, 1.0, 0.1))
@@ -146,7 +146,7 @@ def test_a_run_without_a_past_is_a_new_run_of_the_tracker(state, tmp_path):
     go(fake, "a seed 1", 0 if state == "begun anew" else 2, 4)
     assert not fake.opened[0][3]
     assert json.loads(file.read_text())["id"] != before
-    assert max(update for _, update, _ in fake.rows) == 4
+    assert max(step for _, step, _ in fake.rows) == 4
 
 
 @pytest.mark.parametrize("method", ["open", "log", "close"])
@@ -175,7 +175,7 @@ def test_a_run_ends_in_the_same_bits_with_a_tracker_that_fails_in_the_midst(stud
 
 def test_an_error_of_another_observer_is_no_trackers():
     class Wrong(Silent):
-        def begin(self, name: str, update: int, updates: int) -> None:
+        def begin(self, name: str, step: int, steps: int) -> None:
             raise RuntimeError("not a tracker")
 
     with pytest.raises(RuntimeError, match="not a tracker"):
@@ -198,7 +198,7 @@ def test_unknown_and_missing_trackers_are_told_before_training(tmp_path, monkeyp
 
 
 def twice(name: str, out: Path) -> Callable[[], list[Tracker]]:
-    """A run that is killed after update 7 and goes on after 4 to 10, as the real tracker of this name sees it."""
+    """A run that is killed after step 7 and goes on after 4 to 10, as the real tracker of this name sees it."""
 
     def told() -> list[Tracker]:
         first = trackers([name], out)[0]
@@ -212,7 +212,7 @@ def twice(name: str, out: Path) -> Callable[[], list[Tracker]]:
     return told
 
 
-def test_tensorboard_shows_each_update_once(tmp_path, monkeypatch):
+def test_tensorboard_shows_each_step_once(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason=NEEDS)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -220,9 +220,9 @@ def test_tensorboard_shows_each_update_once(tmp_path, monkeypatch):
     twice("tensorboard", tmp_path / "run")()
     found = EventAccumulator(str(tmp_path / "run" / "track" / "tensorboard" / "gf2-seed-1"))
     found.Reload()
-    assert [event.step for event in found.Scalars("update/loss")] == list(range(1, 11))
+    assert [event.step for event in found.Scalars("step/loss")] == list(range(1, 11))
     assert [event.step for event in found.Scalars("heldout/loss")] == [4, 8]
-    assert found.Scalars("update/grad_norm_parts.head")[0].value == 0.25
+    assert found.Scalars("step/grad_norm_parts.head")[0].value == 0.25
     assert {"configuration/text_summary", "began/made.device/text_summary"} <= set(found.Tags()["tensors"])
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -244,7 +244,7 @@ def wandb_records(file: Path) -> list[bytes]:
     return found
 
 
-def test_wandb_offline_keeps_one_run_over_a_resume_and_tells_each_update_once(tmp_path, monkeypatch):
+def test_wandb_offline_keeps_one_run_over_a_resume_and_tells_each_step_once(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason=NEEDS)
     from wandb.proto import wandb_internal_pb2 as proto
 
@@ -266,7 +266,7 @@ def test_wandb_offline_keeps_one_run_over_a_resume_and_tells_each_update_once(tm
                 runs.append((record.run.run_id, record.run.display_name, config.get("arm")))
     assert [step for step, _ in rows] == list(range(11))
     assert [step for step, items in rows if "heldout/loss" in items] == [4, 8]
-    assert float(rows[1][1]["update/loss"]) == 4.9
+    assert float(rows[1][1]["step/loss"]) == 4.9
     assert len({run for run, _, _ in runs}) == 1
     assert {run[1:] for run in runs} == {("gf2-seed-1", '"gf2"')}
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -283,7 +283,7 @@ twice("trackio", Path("my_system"))()
 from trackio.sqlite_storage import SQLiteStorage
 runs = SQLiteStorage.get_run_records("tokencodes-my-system")
 logs = SQLiteStorage.get_logs("tokencodes-my-system", "gf2-seed-1")
-print(json.dumps([len(runs), [[log["step"], "update/loss" in log, "heldout/loss" in log] for log in logs]]))
+print(json.dumps([len(runs), [[log["step"], "step/loss" in log, "heldout/loss" in log] for log in logs]]))
 """
     path = {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path / "home"), "PATH": ""}
     done = subprocess.run(

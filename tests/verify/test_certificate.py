@@ -66,7 +66,7 @@ def test_every_check_of_every_level_is_made_once_and_in_order():
         *("norms", "attention", "feed-forward", "block sums", "head", "other inputs"),
         *("bfloat16", "other devices"),
         *("cached decoding", "greedy generation"),
-        *("replay of the last update", "training as a whole"),
+        *("replay of the last step", "training as a whole"),
     ]
     assert [one.name for one in made] == names
     shown = {one.name for one in made if one.status == "not shown"}

@@ -169,7 +169,7 @@ def stale_cache(model):
     [
         (rope_base, "attention"),
         (epsilon, "norms"),
-        (transposed, "replay of the last update"),
+        (transposed, "replay of the last step"),
         (swapped_code, "codebook regenerated"),
         (flipped_bit, "codebook regenerated"),
         (duplicate_word, "injective"),
@@ -179,7 +179,7 @@ def stale_cache(model):
         (interleaved, "input vectors"),
         (infinite, "whole logits"),
         (biased, "zero code gives zero logits"),
-        (shifted_twice, "replay of the last update"),
+        (shifted_twice, "replay of the last step"),
         (frozen, "parameter counts"),
         (no_causal_mask, "attention"),
         (stale_cache, "cached decoding"),
@@ -227,13 +227,13 @@ BOOK, VALUE = "model.embed_tokens.codebook", "model.layers.0.self_attn.v_proj.we
 @pytest.mark.parametrize(
     ("mutate", "named"),
     [
-        (in_weights(lambda w: w.update({VALUE: w[VALUE].T.contiguous()})), "replay of the last update"),
+        (in_weights(lambda w: w.update({VALUE: w[VALUE].T.contiguous()})), "replay of the last step"),
         (in_weights(lambda w: w[BOOK][300, 0].bitwise_xor_(1)), "codebook regenerated"),
         (in_weights(lambda w: w.update({BOOK: w[BOOK].to(torch.bfloat16)})), "buffer types"),
         (in_weights(lambda w: w.update({BOOK: w[BOOK].flip(1).contiguous()})), "codebook regenerated"),
         (in_weights(lambda w: w.update({BOOK: model_of("gf2:seed=1").input_interface.codebook})), "codebook regenerated"),
-        (in_config(rope_parameters={"rope_type": "default", "rope_theta": 500.0}), "replay of the last update"),
-        (in_config(rms_norm_eps=1e-2), "replay of the last update"),
+        (in_config(rope_parameters={"rope_type": "default", "rope_theta": 500.0}), "replay of the last step"),
+        (in_config(rms_norm_eps=1e-2), "replay of the last step"),
         (lambda folder: (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " "), "tokenizer"),
     ],
     ids=["transposed", "flipped", "bfloat16", "big-endian", "other-seed", "rope", "eps", "stale-tokenizer"],
@@ -253,7 +253,7 @@ def test_an_exported_copy_that_is_not_the_checkpoint_is_caught(trained, tmp_path
 def test_zeroed_weights_are_caught_by_the_replay(trained, tmp_path):
     shutil.copytree(trained["gf2"] / "model", tmp_path / "model")
     in_weights(lambda w: w["model.layers.1.mlp.down_proj.weight"].zero_())(tmp_path / "model")
-    assert failing(certify(tmp_path / "model")) == {"replay of the last update"}
+    assert failing(certify(tmp_path / "model")) == {"replay of the last step"}
 
 
 @pytest.mark.parametrize("spec", ["gf2:lift=interleave", "gf2:values=pm1"])

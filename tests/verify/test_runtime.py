@@ -217,19 +217,19 @@ def keep(monkeypatch):
     return lambda replay: monkeypatch.setattr(runtime, "read_replay", lambda place: replay)
 
 
-def test_a_folder_that_keeps_no_update_has_nothing_to_replay():
-    name = "replay of the last update"
-    assert runtime.replay(of("gf2")) == not_applicable("L5", name, "the folder keeps no last update")
+def test_a_folder_that_keeps_no_step_has_nothing_to_replay():
+    name = "replay of the last step"
+    assert runtime.replay(of("gf2")) == not_applicable("L5", name, "the folder keeps no last step")
 
 
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("targets", [1, 3, 15])
-def test_a_kept_update_is_replayed_by_its_mean_and_by_its_first_targets(targets, short, keep):
+def test_a_kept_step_is_replayed_by_its_mean_and_by_its_first_targets(targets, short, keep):
     subject = of("gf2")
     kept = kept_by(subject.model, targets, short)
     keep(kept)
     made = runtime.replay(subject)
-    assert (made.level, made.name, made.status, made.scope) == ("L5", "replay of the last update", "holds", MEASURED)
+    assert (made.level, made.name, made.status, made.scope) == ("L5", "replay of the last step", "holds", MEASURED)
     told = f"{kept.loss:.6f} nats a target, kept {kept.loss:.6f}; {targets} one by one within "
     assert made.detail.startswith(told)
 

@@ -199,7 +199,7 @@ def test_the_types_of_every_table_are_said(spec, kinds):
 
 
 def test_the_tokenizer_is_looked_for_beside_the_model_then_in_its_run(tmp_path):
-    place = tmp_path / "checkpoints" / "update-00000008"
+    place = tmp_path / "checkpoints" / "step-00000008"
     place.mkdir(parents=True)
     subject = of("gf2", place)
     assert structure.tokenizer(subject) == not_applicable("L1", "tokenizer", "the model names no tokenizer")
@@ -267,9 +267,9 @@ def test_a_model_of_which_no_copy_can_be_made_does_not_hold(error, monkeypatch):
 @pytest.fixture
 def run(tmp_path) -> Subject:
     """A checkpoint in a run that has exported it, as far as this check looks."""
-    place = tmp_path / "checkpoints" / "update-00000008"
+    place = tmp_path / "checkpoints" / "step-00000008"
     place.mkdir(parents=True)
-    (tmp_path / "checkpoints" / "latest").write_text("update-00000008\n")
+    (tmp_path / "checkpoints" / "latest").write_text("step-00000008\n")
     subject = of("gf2", place)
     subject.model.save_pretrained(tmp_path / "model")
     return subject
@@ -287,11 +287,11 @@ def test_an_exported_copy_is_the_checkpoint(run, tmp_path):
 
 def test_a_copy_of_another_checkpoint_or_none_is_not_compared(run, tmp_path):
     name = "export equals checkpoint"
-    (tmp_path / "checkpoints" / "latest").write_text("update-00000009")
+    (tmp_path / "checkpoints" / "latest").write_text("step-00000009")
     assert structure.export_equals(run) == not_applicable("L1", name, "the exported copy is of a later checkpoint")
-    (tmp_path / "checkpoints" / "latest").write_text("update-00000008")
+    (tmp_path / "checkpoints" / "latest").write_text("step-00000008")
     absent = not_applicable("L1", name, "no exported copy beside this checkpoint")
-    elsewhere = Subject(run.model, tmp_path / "other" / "update-00000008")
+    elsewhere = Subject(run.model, tmp_path / "other" / "step-00000008")
     assert structure.export_equals(elsewhere) == absent
     (tmp_path / "model" / "model.safetensors").unlink()
     assert structure.export_equals(run) == absent

@@ -13,7 +13,7 @@ from tokencodes.checkpoint.layout import (
     read_last_ids,
     read_replay,
     read_state,
-    update_of,
+    step_of,
     write_replay,
 )
 from tokencodes.checkpoint.origin import Origin, origin_of, run_folder, tokenizer_of
@@ -40,10 +40,10 @@ __all__ = [
     "remove_leftovers",
     "restore",
     "run_folder",
+    "step_of",
     "tensors_of",
     "tidy",
     "tokenizer_of",
-    "update_of",
     "weights_sha256",
     "write",
     "write_replay",

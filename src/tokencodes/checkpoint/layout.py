@@ -2,11 +2,11 @@
 
 checkpoints/
   latest                    the newest one's name: a convenience, never trusted alone
-  update-00000070/
+  step-00000070/
     tensors/                weights, optimizer and generator state: a safetensors file of each rank
     config.json             the model's configuration
-    last_update.npy         ids int64[G, T + 1] of the last update, so that anyone can replay it
-    state.json              counters, hashes, losses of the last update before and after it
+    last_step.npy         ids int64[G, T + 1] of the last step, so that anyone can replay it
+    state.json              counters, hashes, losses of the last step before and after it
     manifest.json           size and SHA-256 of each file; written last
 
 No file here is a pickle, so a checkpoint of somebody else cannot run code in the program that loads it.
@@ -27,7 +27,7 @@ from tokencodes.records import Record, checked, read_record
 FORMAT: Literal["tokencodes-checkpoint"] = "tokencodes-checkpoint"
 VERSION = 2
 LATEST = "latest"
-LAST_IDS = "last_update.npy"
+LAST_IDS = "last_step.npy"
 REPLAY = "replay.json"
 
 
@@ -47,7 +47,7 @@ class Manifest(Record):
 
 
 class ReplayRecord(Record):
-    """What an exported folder keeps of its last update; loss: None where there is none in float32."""
+    """What an exported folder keeps of its last step; loss: None where there is none in float32."""
 
     loss: float | None
     targets: tuple[float, ...]
@@ -55,16 +55,16 @@ class ReplayRecord(Record):
 
 
 class TrainState(Record):
-    """Counters and identities. The sampler's whole state is `update` times the windows of an update."""
+    """Counters and identities. The sampler's whole state is `step` times the windows of a step."""
 
-    update: int = 0
+    step: int = 0
     targets: int = 0
-    seconds: float = 0.0  # spent in updates so far
+    seconds: float = 0.0  # spent in steps so far
     dataset_fingerprint: str
     tokenizer_sha256: str
-    start_sha256: str = ""  # of body and head before the first update: equal in every arm of a seed
-    windows_sha256: str = ""  # a chain over the ids of all updates so far: equal in every arm of a seed
-    last_loss: float | None = None  # of the last update's windows, before the update
+    start_sha256: str = ""  # of body and head before the first step: equal in every arm of a seed
+    windows_sha256: str = ""  # a chain over the ids of all steps so far: equal in every arm of a seed
+    last_loss: float | None = None  # of the last step's windows, before the step
     replay_loss: float | None = None  # of the same windows by these weights, after it
     replay_targets: tuple[float, ...] = ()  # of the first targets of the first of them, one by one
 
@@ -75,12 +75,12 @@ class TrainState(Record):
 
 def checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints of a run, newest first."""
-    return sorted((path for path in folder.glob("update-*") if (path / "manifest.json").is_file()), reverse=True)
+    return sorted((path for path in folder.glob("step-*") if (path / "manifest.json").is_file()), reverse=True)
 
 
-def update_of(checkpoint: Path) -> int:
-    """The update after which it was written, by its name."""
-    return int(checkpoint.name.removeprefix("update-"))
+def step_of(checkpoint: Path) -> int:
+    """The step after which it was written, by its name."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 class OtherVersion(InputError):
@@ -147,7 +147,7 @@ def read_state(checkpoint: Path) -> TrainState:
 
 
 def read_last_ids(checkpoint: Path) -> NDArray[np.int64]:
-    """The ids int64[G, T + 1] of its last update. InputError: the file is damaged."""
+    """The ids int64[G, T + 1] of its last step. InputError: the file is damaged."""
     file = checkpoint / LAST_IDS
     try:
         ids: NDArray[np.int64] = np.load(file, allow_pickle=False)
@@ -160,7 +160,7 @@ def read_last_ids(checkpoint: Path) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Replay:
-    """The ids int64[G, T + 1] of the last update, their mean loss by the saved weights, and the first targets' one by one."""
+    """The ids int64[G, T + 1] of the last step, their mean loss by the saved weights, and the first targets' one by one."""
 
     ids: np.ndarray
     loss: float
@@ -174,7 +174,7 @@ def write_replay(folder: Path, state: TrainState, ids: np.ndarray) -> None:
 
 
 def read_replay(place: Path) -> Replay | None:
-    """The last update that a checkpoint or an exported folder keeps; None if it keeps none, or no loss of it in float32."""
+    """The last step that a checkpoint or an exported folder keeps; None if it keeps none, or no loss of it in float32."""
     if (place / REPLAY).is_file():
         kept = read_record(place / REPLAY, ReplayRecord)
         return None if kept.loss is None else Replay(np.array(kept.ids, dtype=np.int64), kept.loss, kept.targets)

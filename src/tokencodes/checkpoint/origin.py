@@ -2,9 +2,9 @@
 
 RUN/
   config.toml             what was trained; result.json: what came of it, once the run is finished
-  checkpoints/update-N/   checkpoints
-  model/                  the model after the last update
-  models/update-N/        models of checkpoints that stay for good
+  checkpoints/step-N/   checkpoints
+  model/                  the model after the last step
+  models/step-N/        models of checkpoints that stay for good
 
 A folder of another name has no run. A folder above it may hold a config.toml of anything.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from tokencodes.checkpoint.layout import REPLAY, ReplayRecord, checkpoints, read_state, update_of
+from tokencodes.checkpoint.layout import REPLAY, ReplayRecord, checkpoints, read_state, step_of
 from tokencodes.codes import InterfaceSpec
 from tokencodes.files import read_toml
 from tokencodes.records import Known, checked, read_record
@@ -54,8 +54,8 @@ class OptimizerKeys(Known):
     beta2: float
     peak_lr: float
     min_lr: float
-    schedule_updates: int
-    warmup_updates: int
+    schedule_steps: int
+    warmup_steps: int
     weight_decay: float
     clip: float
 
@@ -63,7 +63,7 @@ class OptimizerKeys(Known):
 class BatchKeys(Known):
     """[batch] of config.toml."""
 
-    windows_per_update: int
+    windows_per_step: int
     sampling: Literal["paper", "token-uniform", "packed"]
 
 
@@ -96,13 +96,13 @@ class ModelKeys(Known):
 
 @dataclass(frozen=True)
 class Origin:
-    """The run that a checkpoint or a model belongs to, and the update after which it was made. result: None while the run is
+    """The run that a checkpoint or a model belongs to, and the step after which it was made. result: None while the run is
     not finished."""
 
     folder: Path
     config: RunKeys
     result: ResultRecord | None
-    update: int
+    step: int
 
 
 def run_folder(place: Path) -> Path | None:
@@ -110,8 +110,8 @@ def run_folder(place: Path) -> Path | None:
     place = place.resolve()
     if place.name == "model":
         return place.parent
-    is_update = place.name.startswith("update-") and place.name.removeprefix("update-").isdecimal()
-    return place.parent.parent if is_update and place.parent.name in ("checkpoints", "models") else None
+    is_step = place.name.startswith("step-") and place.name.removeprefix("step-").isdecimal()
+    return place.parent.parent if is_step and place.parent.name in ("checkpoints", "models") else None
 
 
 def tokenizer_of(path: Path) -> Path | None:
@@ -135,8 +135,8 @@ def origin_of(place: Path) -> Origin | None:
         config = checked(read_toml(folder / "config.toml"), RunKeys, "config.toml", "")
         model = read_record(place / "config.json", ModelKeys)
         result = read_result(folder)
-        update = _update(place, folder, model, result)
-        return Origin(folder, config, result, update) if update is not None and _agree(config, model, result) else None
+        step = _step(place, folder, model, result)
+        return Origin(folder, config, result, step) if step is not None and _agree(config, model, result) else None
     except ValueError:  # InputError among them: files of another program, or damaged ones
         return None
 
@@ -171,21 +171,21 @@ def _settled_alike(asked: str, settled: str) -> bool:
     return same and (one.matrix is None) == (other.matrix is None)
 
 
-def _update(place: Path, folder: Path, model: ModelKeys, result: ResultRecord | None) -> int | None:
-    """After which update a checkpoint or a model of a run was made; None where the files of the run say otherwise."""
+def _step(place: Path, folder: Path, model: ModelKeys, result: ResultRecord | None) -> int | None:
+    """After which step a checkpoint or a model of a run was made; None where the files of the run say otherwise."""
     place = place.resolve()
-    number = int(place.name.removeprefix("update-")) if place.name != "model" else result.updates if result else None
+    number = int(place.name.removeprefix("step-")) if place.name != "model" else result.steps if result else None
     all_kept = checkpoints(folder / "checkpoints")
-    if number is None or (result is not None and max([number, *map(update_of, all_kept)]) > result.updates):
+    if number is None or (result is not None and max([number, *map(step_of, all_kept)]) > result.steps):
         return None
-    kept = next((one for one in all_kept if one.name == f"update-{number:08d}"), None)
+    kept = next((one for one in all_kept if one.name == f"step-{number:08d}"), None)
     if kept is None:  # a run keeps the newest ones only
         return number
     state = read_state(kept)
-    agree = state.update == number and model.tokenizer_sha256 == state.tokenizer_sha256
+    agree = state.step == number and model.tokenizer_sha256 == state.tokenizer_sha256
     if result is not None:
         of_result = (result.dataset_fingerprint, result.start_sha256)
         agree = agree and (state.dataset_fingerprint, state.start_sha256) == of_result
-    if kept != place and (place / REPLAY).is_file():  # a model's own record of its last update
+    if kept != place and (place / REPLAY).is_file():  # a model's own record of its last step
         agree = agree and read_record(place / REPLAY, ReplayRecord).loss == state.replay_loss
     return number if agree else None

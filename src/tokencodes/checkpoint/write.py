@@ -28,7 +28,7 @@ from tokencodes.checkpoint.layout import (
     checkpoints,
     file_sum,
     files_of,
-    update_of,
+    step_of,
 )
 from tokencodes.checkpoint.tensors import TensorWriter, file_name, quiet, tensors_of
 from tokencodes.errors import first_line, pass_on_interruption
@@ -44,12 +44,12 @@ logging.getLogger("torch.distributed.checkpoint").addHandler(logging.NullHandler
 
 @dataclass(frozen=True)
 class Place:
-    """Where checkpoints go and which stay: the newest `keep`, and those whose update `stays`. `on_stage` is told each stage of
+    """Where checkpoints go and which stay: the newest `keep`, and those whose step `stays`. `on_stage` is told each stage of
     a write (tests stop there), `warn` what went wrong and could be borne."""
 
     folder: Path
     keep: int = 2
-    stays: Callable[[int], bool] = lambda update: False
+    stays: Callable[[int], bool] = lambda step: False
     on_stage: Stage = lambda name: None
     warn: Callable[[str], None] = lambda line: None
     world: World = ALONE
@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Content:
-    """What is written: tensors, the model's configuration, counters, ids int64[G, T + 1] of the last update."""
+    """What is written: tensors, the model's configuration, counters, ids int64[G, T + 1] of the last step."""
 
     tensors: dict[str, torch.Tensor]
     config: TokenCodeConfig
@@ -100,10 +100,10 @@ class Writer:
             write(self._place, content)
         except OSError as error:
             whole = checkpoints(self._place.folder)
-            last = f"the last whole one is of update {update_of(whole[0])}" if whole else "there is none yet"
+            last = f"the last whole one is of step {step_of(whole[0])}" if whole else "there is none yet"
             if self._place.world.first:
                 self._place.warn(
-                    f"{self._place.folder}: the checkpoint of update {content.state.update} could not be written "
+                    f"{self._place.folder}: the checkpoint of step {content.state.step} could not be written "
                     f"({error.strerror or error}); {last}, and training goes on: free space on that disk, or make it writable"
                 )
 
@@ -120,13 +120,13 @@ class Writer:
 
 
 def write(place: Place, content: Content) -> Path:
-    """Writes `folder/update-N`, and removes the older ones that need not stay. Called by all ranks together.
+    """Writes `folder/step-N`, and removes the older ones that need not stay. Called by all ranks together.
 
     OSError passes through, on every rank, after the half-written folder is removed; what was there before is untouched.
     So does KeyboardInterrupt.
     """
     world, folder = place.world, place.folder
-    final = folder / f"update-{content.state.update:08d}"
+    final = folder / f"step-{content.state.step:08d}"
     partial = folder / f".tmp-{final.name}"
     try:
         world.on_first(lambda: _begin(place, content), world.saving)
@@ -234,7 +234,7 @@ def _remove_old(place: Place, final: Path) -> None:
     # A later one was passed over as damaged, or the run would have gone on from it: it must not push out a whole one.
     found = checkpoints(place.folder)
     later = [path for path in found if path.name > final.name]
-    old_ones = [path for path in found[len(later) + place.keep :] if not place.stays(update_of(path))]
+    old_ones = [path for path in found[len(later) + place.keep :] if not place.stays(step_of(path))]
     for old in [*later, *old_ones]:
         gone = old.with_name(f".tmp-{old.name}")
         old.rename(gone)

@@ -16,7 +16,7 @@ from tokencodes.errors import InputError
 from tokencodes.escape import CONTROL
 
 LAST_FILE = {"train": "result.json", "compare": "report.html"}  # what each command writes last of all
-PROGRESS = ("checkpoints/update-*/manifest.json", "result.json", "data/*/source.json")  # files that mean "got further"
+PROGRESS = ("checkpoints/step-*/manifest.json", "result.json", "data/*/source.json")  # files that mean "got further"
 REST = 30  # seconds of the notice that are left to Slurm and to torchrun
 # What the file sets by itself, by long and short name, so no --extra may.
 OURS = {

@@ -221,18 +221,18 @@ def _bar(share: float) -> str:
 @app.command()
 def ledger(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    update: Annotated[int, typer.Argument(help="An update, counted from 1 as in metrics.jsonl.")],
+    step: Annotated[int, typer.Argument(help="A step, counted from 1 as in metrics.jsonl.")],
     as_json: Json = False,
 ) -> None:
-    """Which windows an update consumed, or will: source, document and offset of each."""
+    """Which windows a step consumed, or will: source, document and offset of each."""
     from tokencodes.train.ledger import read_ledger
 
-    entries = read_ledger(run, update)
+    entries = read_ledger(run, step)
     several = len({entry.dataset for entry in entries}) > 1
     columns = ("window", *(["dataset"] if several else []), "source", "document", "shard", "no.", "start", "tokens")
-    table = Table(*columns, title=f"{run}, update {update:,}")
+    table = Table(*columns, title=f"{run}, step {step:,}")
     for entry in entries:
         where = (entry.dataset,) if several else ()
         cells = (entry.window, *where, entry.source, entry.id, entry.shard, entry.document, entry.start, entry.tokens)
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells))
-    emit(as_json, {"run": str(run), "update": update, "windows": [asdict(entry) for entry in entries]}, table)
+    emit(as_json, {"run": str(run), "step": step, "windows": [asdict(entry) for entry in entries]}, table)

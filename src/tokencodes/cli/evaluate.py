@@ -92,7 +92,7 @@ def evaluate(
 
     chosen = _benchmarks(suite, data)
     check_options(device, dtype)
-    _refuse_other(out, "evaluation.json", "journal", "*.jsonl.gz", "update-*", "report.html", "results.*", "audit.*")
+    _refuse_other(out, "evaluation.json", "journal", "*.jsonl.gz", "step-*", "report.html", "results.*", "audit.*")
     from tokencodes.evaluate.tasks import check_rows, harness
 
     harness()  # says what to install, before anything imports it

@@ -18,7 +18,7 @@ def verify(
     out: Annotated[Path | None, typer.Option(help="Folder for certificate.json and certificate.html.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a model from its code to its last update; exit 1 if a check does not hold."""
+    """Check a model from its code to its last step; exit 1 if a check does not hold."""
     from tokencodes.hub import fetch
     from tokencodes.verify.certificate import certify, page
 

@@ -49,7 +49,7 @@ def train(
     arm: Annotated[str | None, typer.Option(help="Arm of the preset; the baseline if not told.")] = None,
     seed: Annotated[int | None, typer.Option(help="Run seed; the preset's first if not told.")] = None,
     replay: Annotated[
-        int | None, typer.Option(metavar="UPDATE", help="Compute one update again, and change nothing: exit 1 if it differs.")
+        int | None, typer.Option(metavar="STEP", help="Compute one step again, and change nothing: exit 1 if it differs.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would take, and train nothing.")] = False,
     peak: Annotated[
@@ -98,7 +98,7 @@ def train(
     values = {"done": True, "out": str(out), **result.model_dump(mode="json")}
     if result.divergence is not None:
         emit(as_json, values, f"{out}: the run has ended without a score; see {out}/result.json")
-        raise CheckFailed(f"{out}: diverged in update {result.divergence.update}: {result.divergence.reason}")
+        raise CheckFailed(f"{out}: diverged in step {result.divergence.step}: {result.divergence.reason}")
     score = f"held-out loss {result.held_out_loss:.4f} nats a target, {result.bits_per_byte:.4f} bits a byte"
     emit(as_json, values, f"{score}; see {out}/model")
 
@@ -109,7 +109,7 @@ def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) ->
 
     if peak is not None and not math.isfinite(peak):
         raise InputError(f"--peak {peak}: a rate in TFLOP/s, such as 400")
-    rank_indices(0, run.batch.windows_per_update, 0, ranks)
+    rank_indices(0, run.batch.windows_per_step, 0, ranks)
     facts = account_run(run)
     hours = facts.flops / (peak * 1e12) / 3600 if peak else None
     state = facts.state_bytes_of_a_rank(run, ranks, 8)
@@ -121,7 +121,7 @@ def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) ->
         "parameters": f"{facts.total_parameters:,} ({facts.input_parameters:,} of the input)",
         f"memory of {where}, {run.engine.precision}": f"{whole} GB: state {told}, activations of a microbatch "
         f"{kept} (were all blocks recomputed: {fewer})",
-        "updates": f"{facts.updates:,}, each of {run.batch.windows_per_update:,} windows, {run.targets_per_update:,} targets",
+        "steps": f"{facts.steps:,}, each of {run.batch.windows_per_step:,} windows, {run.targets_per_step:,} targets",
         "targets": f"{facts.targets:,}",
         "FLOPs": f"{facts.flops:.3e}, {facts.flops_per_target:,} a target",
     }
@@ -133,13 +133,13 @@ def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) ->
     emit(as_json, {**asdict(facts), "memory_bytes": memory, "flops": facts.flops, "hours_at_peak": hours}, table)
 
 
-def _replay(run: "RunConfig", out: Path, update: int, as_json: bool, world: "World") -> None:
+def _replay(run: "RunConfig", out: Path, step: int, as_json: bool, world: "World") -> None:
     from tokencodes.train.ledger import corpus_of
     from tokencodes.train.replay import replay as compute_again
 
     if not (out / "config.toml").is_file():
-        raise InputError(f"{out}: no run is here to replay an update of; name its folder by --out")
-    found = compute_again(run, corpus_of(out, run), out, update, world)
+        raise InputError(f"{out}: no run is here to replay a step of; name its folder by --out")
+    found = compute_again(run, corpus_of(out, run), out, step, world)
     exact = "to the last bit" if found.otherwise is None else f"to rounding (its {found.otherwise} was another)"
     same = {
         True: f"the same, {exact}",
@@ -147,7 +147,7 @@ def _replay(run: "RunConfig", out: Path, update: int, as_json: bool, world: "Wor
         None: "none",
     }[found.agrees]
     told = (
-        f"update {found.update}, computed from the state after update {found.began_after}: loss {found.loss!r}, gradient norm "
+        f"step {found.step}, computed from the state after step {found.began_after}: loss {found.loss!r}, gradient norm "
         f"{found.grad_norm!r}{'' if found.finite else ' (NOT FINITE)'}; in the log: {same}"
     )
     plain = {key: value if math.isfinite(value) else str(value) for key, value in found.grad_norm_parts.items()}
@@ -155,7 +155,7 @@ def _replay(run: "RunConfig", out: Path, update: int, as_json: bool, world: "Wor
     emit(as_json, {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}, told)
     if found.agrees is False:
         raise CheckFailed(
-            f"{out}: update {update} is not what was logged: loss {found.loss!r} and gradient norm {found.grad_norm!r}, logged "
+            f"{out}: step {step} is not what was logged: loss {found.loss!r} and gradient norm {found.grad_norm!r}, logged "
             f"{found.logged_loss!r} and {found.logged_grad_norm!r}"
         )
 
@@ -171,7 +171,7 @@ def report(study: Annotated[Path, typer.Argument(help="A study's folder.")], as_
 
 @app.command()
 def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
-    """Parameters, buffers, memory, updates and FLOPs of every arm, without training."""
+    """Parameters, buffers, memory, steps and FLOPs of every arm, without training."""
     from tokencodes.train.account import account
     from tokencodes.train.settings import read_study
 

@@ -1,7 +1,7 @@
 """The command that puts a run or a study on a Slurm cluster: a batch file that a person can read, or submitit.
 
 A job starts one torchrun a node, and each starts a node's ranks. Some minutes before the time is up Slurm sends SIGTERM to all
-processes of the step, not to the batch shell: the ranks save at the next update and stop, and the shell requeues the job.
+processes of the step, not to the batch shell: the ranks save at the next step and stop, and the shell requeues the job.
 
 It does so only if the run is not done (torchrun said 0 and the last file is there) and got further than it was when the job
 started: a new checkpoint, a new result, a newly prepared input. So a run that cannot go on ends instead of being requeued for

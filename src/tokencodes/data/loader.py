@@ -1,6 +1,6 @@
-"""The ids of each update, read ahead by a thread while the model works on the ones before.
+"""The ids of each step, read ahead by a thread while the model works on the ones before.
 
-Update u takes the windows [u·G, (u+1)·G) of the sampler, and rank r of R the r-th of R equal parts of that range. How a rank
+Step u takes the windows [u·G, (u+1)·G) of the sampler, and rank r of R the r-th of R equal parts of that range. How a rank
 cuts its part into microbatches is its own affair. So every number of ranks and every accumulation sees the same global batches.
 """
 
@@ -19,46 +19,46 @@ from tokencodes.errors import InputError
 Batch = TypeVar("Batch")
 
 
-def rank_indices(update: int, windows_per_update: int, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
-    """The window indices that one rank takes of update 0, 1, ...; int64[G / R]."""
-    if windows_per_update % ranks:
-        raise InputError(f"{windows_per_update} windows an update do not divide among {ranks} ranks; make it a multiple")
-    part = windows_per_update // ranks
-    first = update * windows_per_update + rank * part
+def rank_indices(step: int, windows_per_step: int, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
+    """The window indices that one rank takes of step 0, 1, ...; int64[G / R]."""
+    if windows_per_step % ranks:
+        raise InputError(f"{windows_per_step} windows a step do not divide among {ranks} ranks; make it a multiple")
+    part = windows_per_step // ranks
+    first = step * windows_per_step + rank * part
     return np.arange(first, first + part, dtype=np.int64)
 
 
 class Loader(Generic[Batch]):
-    """Reads `ahead` updates in advance. `prepare` makes of the ids int64[G / R, T + 1] what the trainer wants, also in the
+    """Reads `ahead` steps in advance. `prepare` makes of the ids int64[G / R, T + 1] what the trainer wants, also in the
     thread: a tensor, in pinned memory where there is a GPU."""
 
     def __init__(
         self,
         shards: list[Shard],
         sampler: Sampler,
-        windows_per_update: int,
+        windows_per_step: int,
         prepare: Callable[[NDArray[np.int64]], Batch],
         rank: int = 0,
         ranks: int = 1,
         ahead: int = 2,
     ) -> None:
-        rank_indices(0, windows_per_update, rank, ranks)
-        self._shards, self._sampler, self._size = shards, sampler, windows_per_update
+        rank_indices(0, windows_per_step, rank, ranks)
+        self._shards, self._sampler, self._size = shards, sampler, windows_per_step
         self._rank, self._ranks, self._ahead, self._prepare = rank, ranks, ahead, prepare
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
         self._coming: dict[int, Future[Batch]] = {}
 
-    def _read(self, update: int) -> Batch:
-        indices = rank_indices(update, self._size, self._rank, self._ranks)
+    def _read(self, step: int) -> Batch:
+        indices = rank_indices(step, self._size, self._rank, self._ranks)
         return self._prepare(read_windows(self._shards, self._sampler, indices))
 
-    def __getitem__(self, update: int) -> Batch:
-        """The batch of one update; the next ones are read meanwhile. Raises what reading raised, at the update it concerns."""
-        for coming in range(update, update + 1 + self._ahead):
+    def __getitem__(self, step: int) -> Batch:
+        """The batch of one step; the next ones are read meanwhile. Raises what reading raised, at the step it concerns."""
+        for coming in range(step, step + 1 + self._ahead):
             if coming not in self._coming:
                 self._coming[coming] = self._thread.submit(self._read, coming)
-        batch = self._coming.pop(update).result()
-        for other in [one for one in self._coming if not update < one <= update + self._ahead]:
+        batch = self._coming.pop(step).result()
+        for other in [one for one in self._coming if not step < one <= step + self._ahead]:
             self._coming.pop(other).cancel()
         return batch
 

@@ -175,7 +175,7 @@ def identity(evaluated: Evaluated, asking: Asking) -> Identity:
     return Identity(
         model=evaluated.name,
         weights_sha256=evaluated.weights_sha256,
-        update=evaluated.update,
+        step=evaluated.step,
         run=evaluated.run,
         interface=getattr(evaluated.model.config, "interface", None),
         dtype=str(evaluated.model.dtype).removeprefix("torch."),

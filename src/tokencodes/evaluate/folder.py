@@ -34,7 +34,7 @@ class Identity(Record):
 
     model: str
     weights_sha256: Sha256
-    update: int | None
+    step: int | None
     run: RunOrigin | None = None
     interface: str | None
     dtype: str

@@ -23,8 +23,8 @@ class RunOrigin(Record):
     """What identifies a run.
 
     study_sha256: of its dataset and of the recipe that all arms of a study share. optimizer_sha256: of its optimizer settings,
-    which an arm may change. start_sha256: of body and head before the first update. windows_sha256: of the windows of all
-    updates so far. The last two are the same in every arm of a seed.
+    which an arm may change. start_sha256: of body and head before the first step. windows_sha256: of the windows of all
+    steps so far. The last two are the same in every arm of a seed.
     """
 
     arm: str
@@ -56,13 +56,13 @@ class _Recipe(Known):
 
 def run_of(origin: Origin | None) -> RunOrigin | None:
     """What identifies the run of a checkpoint or a model; None where no run is known, or where it no longer has the checkpoint
-    of that update. InputError: its records are damaged."""
+    of that step. InputError: its records are damaged."""
     if origin is None:
         return None
     config = checked(read_toml(origin.folder / "config.toml"), _Recipe, f"{origin.folder}/config.toml", WAY_OUT)
     ended: ResultRecord | TrainState
-    kept = origin.folder / "checkpoints" / f"update-{origin.update:08d}"
-    if origin.result is not None and origin.update == origin.result.updates:
+    kept = origin.folder / "checkpoints" / f"step-{origin.step:08d}"
+    if origin.result is not None and origin.step == origin.result.steps:
         file, ended = origin.folder / RESULT, origin.result
     elif (kept / "state.json").is_file():
         file, ended = kept / "state.json", read_state(kept)

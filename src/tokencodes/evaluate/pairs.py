@@ -142,10 +142,10 @@ def _require_seeds(side: Sequence[Evaluation]) -> None:
                 "name another run"
             )
         seen[identity.weights_sha256] = evaluation.folder
-        if (identity.interface, identity.update) != (first.identity.interface, first.identity.update):
+        if (identity.interface, identity.step) != (first.identity.interface, first.identity.step):
             raise InputError(
-                f"{evaluation.folder}: interface {identity.interface}, update {identity.update}; {first.folder}: "
-                f"{first.identity.interface}, {first.identity.update}. A side has run seeds of one interface, "
+                f"{evaluation.folder}: interface {identity.interface}, step {identity.step}; {first.folder}: "
+                f"{first.identity.interface}, {first.identity.step}. A side has run seeds of one interface, "
                 "not checkpoints of a run"
             )
         known = first.identity.run

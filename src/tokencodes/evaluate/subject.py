@@ -36,7 +36,7 @@ class Subject:
 
 @dataclass(eq=False)
 class Evaluated:
-    """A model on its device, its tokenizer, and the SHA-256 of its weights; the update after which a checkpoint was made, None
+    """A model on its device, its tokenizer, and the SHA-256 of its weights; the step after which a checkpoint was made, None
     for other models. held_out: whether its run's configuration says that it was not trained on the suite `embedded`; None where
     nothing is known."""
 
@@ -44,7 +44,7 @@ class Evaluated:
     model: PreTrainedModel
     texts: Texts
     weights_sha256: str
-    update: int | None = None
+    step: int | None = None
     held_out: bool | None = None
     run: RunOrigin | None = None  # None where no run is known
 
@@ -81,9 +81,9 @@ def load(subject: Subject, device: str, dtype: str) -> Evaluated:
     model = checkpoint.load_model(Path(subject.place)) if ours else _foreign(subject.place)
     model = model.to(device=on, dtype=as_type).eval()
     origin = checkpoint.origin_of(subject.folder) if ours and subject.folder else None
-    update = origin.update if origin else _update(subject.folder)
+    step = origin.step if origin else _step(subject.folder)
     weights = checkpoint.weights_sha256(model)
-    return Evaluated(subject.place, model, subject.texts, weights, update, _held_out(origin), run_of(origin))
+    return Evaluated(subject.place, model, subject.texts, weights, step, _held_out(origin), run_of(origin))
 
 
 def context_limit(config: PretrainedConfig, asked: int | None) -> int:
@@ -132,10 +132,10 @@ def _config(place: str, folder: Path | None) -> PretrainedConfig:
     return config
 
 
-def _update(folder: Path | None) -> int | None:
+def _step(folder: Path | None) -> int | None:
     """Of a checkpoint that lies apart from its run."""
     apart = folder is not None and (folder / "manifest.json").is_file()
-    return checkpoint.read_state(folder).update if folder and apart else None
+    return checkpoint.read_state(folder).step if folder and apart else None
 
 
 def _held_out(origin: Origin | None) -> bool | None:

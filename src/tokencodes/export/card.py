@@ -118,12 +118,12 @@ def read_facts(source: Source) -> CardFacts:
         return CardFacts(source.name, shape, limits=limits)
     result = origin.result
     limits.insert(0, "One run is one draw: another seed, recipe or text may do otherwise.")
-    if origin.update != result.updates:
+    if origin.step != result.steps:
         limits.append(
-            f"This is update {origin.update:,} of a run of {result.updates:,} updates; its figures above are of the run's end."
+            f"This is step {origin.step:,} of a run of {result.steps:,} steps; its figures above are of the run's end."
         )
     if result.divergence is not None:
-        limits.append(f"The run diverged in update {result.divergence.update}, so it has no score: {result.divergence.reason}.")
+        limits.append(f"The run diverged in step {result.divergence.step}, so it has no score: {result.divergence.reason}.")
     evaluation = _evaluation_of(source, origin.folder / "evaluation" / "evaluation.json")
     return CardFacts(source.name, shape, _run(origin), _study(origin), evaluation, limits)
 
@@ -150,14 +150,14 @@ def _run(origin: Origin) -> dict[str, Any]:
     text = ", ".join(Path(one).name for one in ((data.dataset,) if data.dataset else several))  # no path: it travels
     recipe = (
         f"AdamW ({optimizer.beta1}, {optimizer.beta2}), learning rate {optimizer.peak_lr:g} to {optimizer.min_lr:g} over "
-        f"{optimizer.schedule_updates:,} updates, of which {optimizer.warmup_updates:,} warm up, weight decay "
-        f"{optimizer.weight_decay:g}, gradients clipped at {optimizer.clip:g}, {batch.windows_per_update:,} windows of "
-        f"{config.model.context:,} targets an update, drawn by {SAMPLING[batch.sampling]}, {result.environment['dtype']}"
+        f"{optimizer.schedule_steps:,} steps, of which {optimizer.warmup_steps:,} warm up, weight decay "
+        f"{optimizer.weight_decay:g}, gradients clipped at {optimizer.clip:g}, {batch.windows_per_step:,} windows of "
+        f"{config.model.context:,} targets a step, drawn by {SAMPLING[batch.sampling]}, {result.environment['dtype']}"
     )
     return {
         "arm": result.arm,
         "seed": result.seed,
-        "updates": f"{result.updates:,}",
+        "steps": f"{result.steps:,}",
         "targets": f"{result.targets:,}",
         "data": f"{text} (fingerprint {result.dataset_fingerprint[:12]})",
         "recipe": recipe,

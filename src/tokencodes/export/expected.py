@@ -1,6 +1,6 @@
 """What our own model says, before it leaves memory: logits of a few texts, greedy continuations, and how exact float32 can be.
 
-The texts are ids drawn by a fixed seed, ids 0 and V-1 among them, and, where the checkpoint keeps its last update, windows that
+The texts are ids drawn by a fixed seed, ids 0 and V-1 among them, and, where the checkpoint keeps its last step, windows that
 the model was trained on: what it is sure of, and what it is not.
 """
 
@@ -19,7 +19,7 @@ from tokencodes.verify.forward import logit_bound, shape_of, weights_of
 
 STEPS = 64
 PROMPT = 8
-TRAINED = 2  # windows of the last update
+TRAINED = 2  # windows of the last step
 
 
 @dataclass(frozen=True)

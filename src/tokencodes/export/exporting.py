@@ -34,7 +34,7 @@ class Export:
     """What was made: certificate.json. reference_difference: of our own float32 logits from the float64 reference."""
 
     name: str
-    checkpoint: str  # the update's folder, or the model's; no path, because it travels
+    checkpoint: str  # the step's folder, or the model's; no path, because it travels
     format: str
     weights: str
     input_table: str  # the type that it is stored in; "code" where the code itself is

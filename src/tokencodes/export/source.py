@@ -41,7 +41,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """A short name: that of the run, or of the folder, without update and `model`."""
+        """A short name: that of the run, or of the folder, without step and `model`."""
         place = self.place.resolve()
         if place.parent.name == "snapshots":  # of the hub's cache: models--OWNER--NAME/snapshots/COMMIT
             return place.parent.parent.name.rpartition("--")[2]

@@ -106,7 +106,7 @@ def _refuse_ours(place: Path, told: bool) -> None:
     """What another way leads to: a model of ours, and a file whose folder is meant. told: whether more is told of it, so that
     it is another program's."""
     config = place / "config.json"
-    if list(place.glob("checkpoints/update-*/manifest.json")) or (
+    if list(place.glob("checkpoints/step-*/manifest.json")) or (
         config.is_file() and read_json(config).get("model_type") == TokenCodeConfig.model_type
     ):
         raise InputError(f"{place}: a model of tokencodes already, so there is nothing to import; name it as it is")

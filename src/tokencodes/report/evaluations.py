@@ -98,7 +98,7 @@ def _cell(value: float, error: float | None) -> str:
 def _name(told: Told) -> str:
     """Of a run its arm and seed; else the last part of what was named."""
     parts = [part for part in Path(told["identity"]["model"]).parts if part not in ("model", "checkpoints")]
-    if parts and parts[-1].startswith("update-"):
+    if parts and parts[-1].startswith("step-"):
         parts.pop()
     return "/".join(parts[-2:] if parts and parts[-1].startswith("seed-") else parts[-1:]) or str(told["identity"]["model"])
 
@@ -215,8 +215,8 @@ def _begun(told: Told) -> list[str]:
 
 
 def curves(evaluations: Sequence[Told]) -> str:
-    """Endpoints of evaluations of several checkpoints, against their update."""
-    points = sorted(((one["identity"]["update"], one["results"]) for one in evaluations), key=lambda point: point[0])
+    """Endpoints of evaluations of several checkpoints, against their step."""
+    points = sorted(((one["identity"]["step"], one["results"]) for one in evaluations), key=lambda point: point[0])
     names = [name for name in points[0][1] if name in BENCHMARKS]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 1.7 * len(names)))
@@ -224,9 +224,9 @@ def curves(evaluations: Sequence[Told]) -> str:
             axes = figure.add_subplot(len(names), 1, place + 1)
             metric = BENCHMARKS[name].endpoint
             values = [result[name][metric] * (100 if metric.startswith("acc") else 1) for _, result in points]
-            axes.plot([update for update, _ in points], values, color=COLOURS[place % 8], marker=MARKERS[place % 8])
+            axes.plot([step for step, _ in points], values, color=COLOURS[place % 8], marker=MARKERS[place % 8])
             axes.set_ylabel(f"{title_of(name)}\n{metric}", fontsize=9)
-        axes.set_xlabel("update")
+        axes.set_xlabel("step")
         figure.tight_layout()
     return svg(figure, "curves")
 
@@ -239,7 +239,7 @@ def write_evaluation(folders: Sequence[Path], out: Path) -> Path:
     grids[0].write(out, "results")
     grids[1].write(out, "audit")
     figures = []
-    if len({one["identity"]["update"] for one in found}) > 1:
+    if len({one["identity"]["step"] for one in found}) > 1:
         figures = [{"svg": curves(found), "caption": "Endpoints over checkpoints of one run."}]
     page = out / "report.html"
     title = f"Evaluation of {', '.join(dict.fromkeys(_name(one) for one in found))}"

@@ -58,7 +58,7 @@ def drawable(spec: InterfaceSpec) -> bool:
 def _context(study: StudyResult) -> dict[str, Any]:
     pairs = study.pairs()
     ended = [run for seeds in study.runs.values() for run in seeds.values()]
-    one = next((run for run in ended if not run.result.diverged), ended[0])  # a run that diverged did fewer updates
+    one = next((run for run in ended if not run.result.diverged), ended[0])  # a run that diverged did fewer steps
     specs = {arm: _spec(study, arm) for arm in study.arms}
     model, vocab_size = study.config.model, study.facts.dataset.vocab_size
     return {

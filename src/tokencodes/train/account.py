@@ -36,19 +36,19 @@ class Account:
     activation_bytes: int  # of one microbatch, as the run's engine keeps them; see `activations`
     activation_bytes_recomputed: int  # the same if every block were recomputed in the backward pass
     flops_per_target: int
-    updates: int
+    steps: int
     targets: int
     rank: int | None
     squared_norm_mean: float | None
 
     @property
     def state_bytes(self) -> int:
-        """What stays in memory from update to update: weights, gradients, optimizer, buffers."""
+        """What stays in memory from step to step: weights, gradients, optimizer, buffers."""
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
 
     def state_bytes_of_a_rank(self, run: RunConfig, ranks: int, ranks_a_node: int) -> int:
         """The same on each of several ranks: its shard; and, where parameters are sharded, the largest two groups gathered with
-        their gradients, and all gradients if an update has several microbatches, since they are reduced once."""
+        their gradients, and all gradients if a step has several microbatches, since they are reduced once."""
         shards = {"full": ranks, "hybrid": min(ranks, ranks_a_node), "replicate": 1}[run.engine.sharding]
         own = -(-(self.state_bytes - self.buffer_bytes) // shards) + self.buffer_bytes
         low = run.engine.precision == "bf16-parameters"
@@ -57,7 +57,7 @@ class Account:
         block = (self.body_parameters - run.model.hidden_size) // run.model.num_hidden_layers
         gathered = self.total_parameters - block * run.model.num_hidden_layers + 2 * block  # the rest, and a block ahead
         entry = 2 if low else FLOAT32
-        several = run.batch.windows_per_update // ranks > run.microbatch
+        several = run.batch.windows_per_step // ranks > run.microbatch
         return own + entry * gathered + (FLOAT32 * self.total_parameters if several else entry * gathered)
 
     @property
@@ -92,8 +92,8 @@ def account_run(run: RunConfig) -> Account:
         activation_bytes=kept.bytes(run.engine.recompute),
         activation_bytes_recomputed=kept.bytes(1),
         flops_per_target=flops_per_target(model),
-        updates=run.updates,
-        targets=run.updates * run.targets_per_update,
+        steps=run.steps,
+        targets=run.steps * run.targets_per_step,
         rank=facts.rank,
         squared_norm_mean=facts.squared_norm_mean,
     )

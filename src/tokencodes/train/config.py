@@ -95,8 +95,8 @@ class OptimizerConfig(Section):
 
     peak_lr: PositiveFloat = 1.5e-4
     min_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-5
-    warmup_updates: NotNegative = 2_000
-    schedule_updates: Positive = 382_500
+    warmup_steps: NotNegative = 2_000
+    schedule_steps: Positive = 382_500
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: PositiveFloat = 1e-8
@@ -107,15 +107,15 @@ class OptimizerConfig(Section):
     def _order(self) -> Self:
         if self.min_lr > self.peak_lr:
             raise ValueError(f"min_lr {self.min_lr:g} is above peak_lr {self.peak_lr:g}")
-        if self.warmup_updates >= self.schedule_updates:
-            raise ValueError(f"warmup_updates {self.warmup_updates} must be below schedule_updates {self.schedule_updates}")
+        if self.warmup_steps >= self.schedule_steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} must be below schedule_steps {self.schedule_steps}")
         return self
 
 
 class BatchConfig(Section):
-    """One update sees `windows_per_update` windows, cut into microbatches; streams and visits are the sampler's."""
+    """One step sees `windows_per_step` windows, cut into microbatches; streams and visits are the sampler's."""
 
-    windows_per_update: Windows = 128  # 2 GPUs × 8 sequences × 8 accumulation
+    windows_per_step: Windows = 128  # 2 GPUs × 8 sequences × 8 accumulation
     microbatch_windows: Windows = 8
     sampling: Sampling = "paper"
     streams: Positive = 2  # the paper's two ranks
@@ -123,27 +123,27 @@ class BatchConfig(Section):
 
 
 class BudgetConfig(Section):
-    """Training ends at the first update boundary at which the counter has reached `targets`; repeats count."""
+    """Training ends at the first step boundary at which the counter has reached `targets`; repeats count."""
 
     targets: Targets
 
 
 class HeldOutConfig(Section):
-    """Held-out loss on one frozen set of windows: every `every` updates (0: only at the end), and at the end."""
+    """Held-out loss on one frozen set of windows: every `every` steps (0: only at the end), and at the end."""
 
     windows: Positive = 256
     every: NotNegative = 0
 
 
 class CheckpointConfig(Section):
-    """A checkpoint every `every` updates (0: only at the end) and at the end. The newest `keep` stay, and for later studies
-    those at multiples of `keep_every` and, with `log_spaced`, at updates 1, 2, 3, 4, 6, 8, 12, ... (which are saved too)."""
+    """A checkpoint every `every` steps (0: only at the end) and at the end. The newest `keep` stay, and for later studies
+    those at multiples of `keep_every` and, with `log_spaced`, at steps 1, 2, 3, 4, 6, 8, 12, ... (which are saved too)."""
 
     every: NotNegative = 0
     keep: Positive = 2
     keep_every: NotNegative = 0
     log_spaced: bool = False
-    export: bool = False  # where a checkpoint stays for good, also the model as a Hugging Face folder, models/update-N
+    export: bool = False  # where a checkpoint stays for good, also the model as a Hugging Face folder, models/step-N
     # Written while training goes on, from a copy in the host's memory. "auto": on a GPU, whose state must be copied to be
     # written anyway; on a CPU a copy would double what training holds, to win a few milliseconds.
     background: Literal["auto", "yes", "no"] = "auto"
@@ -154,17 +154,17 @@ class CheckpointConfig(Section):
             raise ValueError(f"keep_every {self.keep_every} is no multiple of every {self.every}, so nothing is saved there")
         return self
 
-    def due(self, update: int) -> bool:
-        """Whether a checkpoint is written after this update."""
-        return bool(self.every and update % self.every == 0) or (self.log_spaced and log_spaced(update))
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is written after this step."""
+        return bool(self.every and step % self.every == 0) or (self.log_spaced and log_spaced(step))
 
     def aside(self, on_gpu: bool) -> bool:
         """Whether it is written while training goes on."""
         return self.background == "yes" or (self.background == "auto" and on_gpu)
 
-    def stays(self, update: int) -> bool:
+    def stays(self, step: int) -> bool:
         """Whether that checkpoint is kept for good."""
-        return bool(self.keep_every and update % self.keep_every == 0) or (self.log_spaced and log_spaced(update))
+        return bool(self.keep_every and step % self.keep_every == 0) or (self.log_spaced and log_spaced(step))
 
 
 class EngineConfig(Section):
@@ -178,16 +178,16 @@ class EngineConfig(Section):
     recompute: NotNegative = 0  # every n-th block is computed again in the backward pass instead of kept; 0: none
     compile: bool = False  # torch.compile, a block at a time
     head: Literal["auto", "chunked", "torch", "liger", "cce"] = "auto"  # of head and cross entropy; see `loss`
-    timeout: Seconds = 60.0  # seconds after which a rank that hangs ends the others, once the first update is done
+    timeout: Seconds = 60.0  # seconds after which a rank that hangs ends the others, once the first step is done
 
 
 # What may differ when a run goes on: where and how, not what.
 FREE = frozenset(f"engine.{name}" for name in EngineConfig.model_fields if name != "precision")
 
 
-def log_spaced(update: int) -> bool:
-    """Updates 1, 2, 3, 4, 6, 8, 12, 16, ...: two an octave."""
-    return any(update == odd * 2 ** max(0, (update // odd).bit_length() - 1) for odd in (1, 3) if update >= odd)
+def log_spaced(step: int) -> bool:
+    """Steps 1, 2, 3, 4, 6, 8, 12, 16, ...: two an octave."""
+    return any(step == odd * 2 ** max(0, (step // odd).bit_length() - 1) for odd in (1, 3) if step >= odd)
 
 
 class Recipe(Section):
@@ -217,17 +217,17 @@ class Recipe(Section):
     @property
     def microbatch(self) -> int:
         """Windows of a microbatch on one rank."""
-        return min(self.batch.microbatch_windows, self.batch.windows_per_update)
+        return min(self.batch.microbatch_windows, self.batch.windows_per_step)
 
     @property
-    def targets_per_update(self) -> int:
+    def targets_per_step(self) -> int:
         """G × T."""
-        return self.batch.windows_per_update * self.model.context
+        return self.batch.windows_per_step * self.model.context
 
     @property
-    def updates(self) -> int:
-        """Update boundaries until the budget is reached."""
-        return -(-self.budget.targets // self.targets_per_update)
+    def steps(self) -> int:
+        """Step boundaries until the budget is reached."""
+        return -(-self.budget.targets // self.targets_per_step)
 
 
 class RunConfig(Recipe):

@@ -50,9 +50,9 @@ def memory_bytes(device: torch.device) -> int:
 
 @cache
 def keep_freed_memory() -> None:
-    """Lets glibc keep what an update frees for the next one, instead of giving it back to the system and asking for it anew.
+    """Lets glibc keep what a step frees for the next one, instead of giving it back to the system and asking for it anew.
 
-    Fresh memory comes page by page and zeroed, at about 2 GB/s: for the activations of an update that is several hundredths of
+    Fresh memory comes page by page and zeroed, at about 2 GB/s: for the activations of a step that is several hundredths of
     its time. With nothing mapped apart, less is lost between blocks too. Elsewhere than on glibc, nothing is done.
     """
     if platform.libc_ver()[0] == "glibc":

@@ -1,4 +1,4 @@
-"""Which documents an update of a run consumed: dataset, source, document and offset of every window."""
+"""Which documents a step of a run consumed: dataset, source, document and offset of every window."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -31,15 +31,15 @@ class Entry:
     tokens: int
 
 
-def read_ledger(run: Path, update: int) -> list[Entry]:
-    """The windows of update 1, 2, ... (as metrics.jsonl counts them), done or to come. InputError: no run, or no such text."""
+def read_ledger(run: Path, step: int) -> list[Entry]:
+    """The windows of step 1, 2, ... (as metrics.jsonl counts them), done or to come. InputError: no run, or no such text."""
     config = read_run(run / "config.toml")
-    if update < 1:
-        raise InputError(f"update {update}: updates count from 1, as in metrics.jsonl")
-    if update * config.batch.windows_per_update >= 1 << 63:
-        raise InputError(f"update {update}: its windows would count beyond 2^63")
+    if step < 1:
+        raise InputError(f"step {step}: steps count from 1, as in metrics.jsonl")
+    if step * config.batch.windows_per_step >= 1 << 63:
+        raise InputError(f"step {step}: its windows would count beyond 2^63")
     corpus = corpus_of(run, config)
-    indices = rank_indices(update - 1, config.batch.windows_per_update)
+    indices = rank_indices(step - 1, config.batch.windows_per_step)
     sampler = sampler_of(config, corpus)
     windows, shards = sampler.draw(indices), corpus.shards("train")
     owner = [dataset for dataset in corpus.datasets for _ in dataset.shards("train")]

@@ -1,6 +1,6 @@
-"""The updates of one run, from its configuration to its last checkpoint.
+"""The steps of one run, from its configuration to its last checkpoint.
 
-Update u takes the windows [u·G, (u+1)·G) of the sampler, so a run is a pure function of its configuration and dataset:
+Step u takes the windows [u·G, (u+1)·G) of the sampler, so a run is a pure function of its configuration and dataset:
 stopped anywhere and repeated, it ends in the same bits (float32, one machine, one thread count, one number of ranks).
 What ranks do otherwise than one process is told in `parallel`.
 """
@@ -43,7 +43,7 @@ from tokencodes.train.metrics import (
     StepRecord,
     Unwritten,
 )
-from tokencodes.train.nonfinite import Diverging, HeldOutNotFinite, Update, find_origin, refuse
+from tokencodes.train.nonfinite import Diverging, HeldOutNotFinite, RefusedStep, find_origin, refuse
 from tokencodes.train.observe import clip, hidden_scales, norms, part_norms, total_norm, update_ratios
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.peak import matmul_peak
@@ -80,7 +80,7 @@ class Trainer:
         self.config, self.dataset, self.out = run, dataset, out
         self.observer: Observer = observer if self.world.first else Silent()
         self.stop = stop or Stop()
-        rank_indices(0, run.batch.windows_per_update, self.world.rank, self.world.ranks)
+        rank_indices(0, run.batch.windows_per_step, self.world.rank, self.world.ranks)
         self.world.on_first(lambda: check_folder(out, run))
         self.shards = dataset.shards("train")
         self.sampler = sampler_of(run, dataset)
@@ -103,7 +103,7 @@ class Trainer:
         told = run.checkpoint
         self.place = Place(out / "checkpoints", told.keep, told.stays, on_stage, self.observer.say, self.world)
         self.writer = Writer(self.place, told.aside(self.world.device.type == "cuda"))
-        self._measured: tuple[int, float] | None = None  # update and held-out loss
+        self._measured: tuple[int, float] | None = None  # step and held-out loss
         self._flops, self._peak = flops_per_target(self.model), 0.0  # FLOP/s of all ranks, measured as the run starts
         self._resume()
         self.world.on_first(self._claim)  # last: what can be refused was refused before
@@ -146,39 +146,39 @@ class Trainer:
     def go_on_from(self, place: Path) -> None:
         """Takes up the state of one checkpoint."""
         self.state = checkpoint.restore(place, self.model, self.optimizer, self.world)
-        size, world = self.config.batch.windows_per_update, self.world
+        size, world = self.config.batch.windows_per_step, self.world
         self.last_ids = checkpoint.read_last_ids(place)[rank_indices(0, size, world.rank, world.ranks)]
 
-    def window_ids(self, update: int) -> np.ndarray:
-        """The ids int64[G, T + 1] that update 0, 1, ... takes."""
-        return read_windows(self.shards, self.sampler, rank_indices(update, self.config.batch.windows_per_update))
+    def window_ids(self, step: int) -> np.ndarray:
+        """The ids int64[G, T + 1] that step 0, 1, ... takes."""
+        return read_windows(self.shards, self.sampler, rank_indices(step, self.config.batch.windows_per_step))
 
     def loader(self) -> Loader[torch.Tensor]:
-        """The ids of this rank's part of each update."""
-        size, world = self.config.batch.windows_per_update, self.world
+        """The ids of this rank's part of each step."""
+        size, world = self.config.batch.windows_per_step, self.world
         return Loader(self.shards, self.sampler, size, as_tensor, world.rank, world.ranks)
 
     def run(self) -> bool:
         """Trains until the budget or a stop; True if the budget was reached. Every stop leaves a checkpoint."""
         config, each = self.config, self.sampler.targets_per_window
-        updates = math.ceil(config.budget.targets / (config.batch.windows_per_update * each))
+        steps = math.ceil(config.budget.targets / (config.batch.windows_per_step * each))
         name = f"{config.arm} seed {config.seed}"
-        if updates != config.updates and self.state.update == 0:
+        if steps != config.steps and self.state.step == 0:
             self.observer.say(
                 f"{name}: {each:.0f} of {config.model.context} targets a window on average, so the budget takes about "
-                f"{updates:,} updates; the schedule is of {config.optimizer.schedule_updates:,}"
+                f"{steps:,} steps; the schedule is of {config.optimizer.schedule_steps:,}"
             )
         with self.world.together(), ExitStack() as opened:
-            file = self.world.own_first(lambda: MetricsFile(self.out / "metrics.jsonl", self.state.update))
+            file = self.world.own_first(lambda: MetricsFile(self.out / "metrics.jsonl", self.state.step))
             metrics = file or Unwritten()
             opened.callback(metrics.close)
             loader = self.loader()
             opened.callback(loader.close)
-            self.world.on_first(lambda: self.observer.begin(name, self.state.update, updates))
-            if self.state.update:
-                self.observer.say(f"{name}: going on after update {self.state.update}")
+            self.world.on_first(lambda: self.observer.begin(name, self.state.step, steps))
+            if self.state.step:
+                self.observer.say(f"{name}: going on after step {self.state.step}")
             try:
-                self._updates(metrics, loader)
+                self._steps(metrics, loader)
                 self.writer.close()
                 self.world.on_first(self.observer.end)
             except BaseException as error:
@@ -189,37 +189,37 @@ class Trainer:
                 raise
         return self.state.targets >= config.budget.targets
 
-    def _updates(self, metrics: MetricsFile | Unwritten, loader: Loader[torch.Tensor]) -> None:
-        config, began, start = self.config, self.state.update, self._start()
+    def _steps(self, metrics: MetricsFile | Unwritten, loader: Loader[torch.Tensor]) -> None:
+        config, began, start = self.config, self.state.step, self._start()
         metrics.write(start)
         self.observer.record(start)
-        if self.state.update == 0:
+        if self.state.step == 0:
             self._measure(metrics)
         stopping = self.world.any(self.stop.asked)
         while self.state.targets < config.budget.targets and not stopping:
-            record = self.step(loader)
+            record = self.train_step(loader)
             metrics.write(record)
             self.observer.record(record)
-            if record.update == began + 1:
+            if record.step == began + 1:
                 self.world.set_timeout(self.model, timedelta(seconds=config.engine.timeout))
-            if log_spaced(record.update):
+            if log_spaced(record.step):
                 self._look(metrics)
             done = self.state.targets >= config.budget.targets
-            if done or (config.heldout.every and record.update % config.heldout.every == 0):
+            if done or (config.heldout.every and record.step % config.heldout.every == 0):
                 self._measure(metrics)
             stopping = self.world.any(self.stop.asked)
-            if done or stopping or config.checkpoint.due(record.update):
+            if done or stopping or config.checkpoint.due(record.step):
                 self._save(must=done or stopping)
 
     def _start(self) -> StartRecord:
         engine, world = self.config.engine, self.world
         self._peak = matmul_peak(world.device, matmul_dtype(engine)) * world.ranks
-        return StartRecord(self.state.update, self._peak, surroundings(world, engine))
+        return StartRecord(self.state.step, self._peak, surroundings(world, engine))
 
-    def step(self, loader: Loader[torch.Tensor]) -> StepRecord:
-        """One update: forward and backward of every microbatch, clip, step. Nothing non-finite reaches the weights."""
+    def train_step(self, loader: Loader[torch.Tensor]) -> StepRecord:
+        """One step: forward and backward of every microbatch, clip, step. Nothing non-finite reaches the weights."""
         config, world, began = self.config, self.world, time.perf_counter()
-        windows = loader[self.state.update]
+        windows = loader[self.state.step]
         ids = windows.numpy()
         shared = world.gather((int((windows[:, 1:] != IGNORE).sum()), window_digests(ids)))
         targets = sum(count for count, _ in shared)
@@ -239,14 +239,14 @@ class Trainer:
         if not math.isfinite(loss) or not math.isfinite(norm):
             self._refuse(parts, loss_of, norm, norm_of)
         clip(self.model, config.optimizer.clip, total)
-        lr = learning_rate(self.state.update, config.optimizer)
+        lr = learning_rate(self.state.step, config.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - began
         self.state = self.state.after(
-            update=self.state.update + 1,
+            step=self.state.step + 1,
             targets=self.state.targets + targets,
             seconds=self.state.seconds + seconds,
             windows_sha256=chained(self.state.windows_sha256, [one for _, digests in shared for one in digests]),
@@ -255,7 +255,7 @@ class Trainer:
         self.last_ids = ids
         rate = targets / seconds if seconds > 0 else 0.0
         return StepRecord(
-            self.state.update,
+            self.state.step,
             self.state.targets,
             loss,
             lr,
@@ -270,27 +270,27 @@ class Trainer:
     def _refuse(
         self, parts: list[tuple[torch.Tensor, torch.Tensor]], losses: list[float], norm: float, norm_of: dict[str, torch.Tensor]
     ) -> NoReturn:
-        """Stops at an update that must not reach the weights, and leaves what there is to look at."""
-        number, size, world = self.state.update + 1, self.config.batch.windows_per_update, self.world
+        """Stops at a step that must not reach the weights, and leaves what there is to look at."""
+        number, size, world = self.state.step + 1, self.config.batch.windows_per_step, self.world
         first, last = (number - 1) * size, number * size - 1
         own = first + world.rank * (size // world.ranks)
         with autocast(self.config.engine, world), torch.compiler.set_stance("force_eager"):
             origin = find_origin(self.model, parts, own, world)
-        found = Update(number, first, last, losses, norm, norm_of)
+        found = RefusedStep(number, first, last, losses, norm, norm_of)
         raise refuse(found, origin, self.model, self.out, world)
 
     def held_out_loss(self) -> float:
-        """Held-out loss of the weights as they are, computed once for each update, in the precision of training.
+        """Held-out loss of the weights as they are, computed once for each step, in the precision of training.
 
         HeldOutNotFinite, on every rank: it is not finite.
         """
-        if self._measured is None or self._measured[0] != self.state.update:
+        if self._measured is None or self._measured[0] != self.state.step:
             ids = torch.from_numpy(self.held_out.ids_NT1)
             with autocast(self.config.engine, self.world):
                 loss = window_loss(self.model, ids, self.config.batch.microbatch_windows, self.world)
             if not math.isfinite(loss):
-                raise HeldOutNotFinite(self.out, self.state.update, loss)
-            self._measured = self.state.update, loss
+                raise HeldOutNotFinite(self.out, self.state.step, loss)
+            self._measured = self.state.step, loss
         return self._measured[1]
 
     def _look(self, metrics: MetricsFile | Unwritten) -> None:
@@ -300,12 +300,12 @@ class Trainer:
         ratios = update_ratios(self.model, self.optimizer, lr)
         with autocast(self.config.engine, self.world):
             scales = hidden_scales(self.model, ids)
-        record = ScalesRecord(self.state.update, ratios, scales)
+        record = ScalesRecord(self.state.step, ratios, scales)
         metrics.write(record)
         self.observer.record(record)
 
     def _measure(self, metrics: MetricsFile | Unwritten) -> None:
-        record = HeldOutRecord(self.state.update, self.state.targets, self.held_out_loss())
+        record = HeldOutRecord(self.state.step, self.state.targets, self.held_out_loss())
         metrics.write(record)
         self.observer.record(record)
 
@@ -315,8 +315,8 @@ class Trainer:
         replay, targets = self._replayed(torch.from_numpy(ids))
         self.state = self.state.after(replay_loss=replay, replay_targets=targets)
         self.writer.save(self.model, self.optimizer, self.state, ids, must)
-        if config.checkpoint.export and config.checkpoint.stays(self.state.update):
-            folder = self.out / "models" / f"update-{self.state.update:08d}"
+        if config.checkpoint.export and config.checkpoint.stays(self.state.step):
+            folder = self.out / "models" / f"step-{self.state.step:08d}"
             try:
                 self.export(folder)
             except OSError as error:
@@ -325,7 +325,7 @@ class Trainer:
                 self.observer.say(f"{folder}: could not be written ({error.strerror or error}), and training goes on")
 
     def _last_ids(self) -> np.ndarray:
-        """The ids int64[G, T + 1] of the last update, of all ranks."""
+        """The ids int64[G, T + 1] of the last step, of all ranks."""
         return np.concatenate(self.world.gather(self.last_ids))
 
     def export(self, folder: Path) -> None:
@@ -333,7 +333,7 @@ class Trainer:
         write_model(self.model, self.dataset, self.state, self._last_ids(), folder, self.world)
 
     def _replayed(self, ids: torch.Tensor) -> tuple[float | None, tuple[float, ...]]:
-        """The last update's loss by the weights as they are, and its first targets' one by one, in float32. Nothing where
+        """The last step's loss by the weights as they are, and its first targets' one by one, in float32. Nothing where
         parameters are gathered in BF16, or where a loss is not finite."""
         if self.config.engine.precision == "bf16-parameters":
             return None, ()

@@ -27,10 +27,10 @@ CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)  # of records as they 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One update. Loss in nats a target before the update; gradient norm before clipping; seconds of the update alone."""
+    """One step. Loss in nats a target before the step; gradient norm before clipping; seconds of the step alone."""
 
-    update: int  # updates done, this one included
-    targets: int  # targets processed, this update's included
+    step: int  # steps done, this one included
+    targets: int  # targets processed, this step's included
     loss: float
     lr: float
     grad_norm: float
@@ -39,15 +39,15 @@ class StepRecord:
     rate: float = 0.0  # targets a second
     peak_share: float | None = None  # FLOP/s by `account`'s formula over the measured peak of a matrix product, on all ranks
     memory_bytes: int = 0  # most that the first rank has held: resident memory, or a GPU's allocated
-    kind: Literal["update"] = "update"
+    kind: Literal["step"] = "step"
     __pydantic_config__ = CHECKED
 
 
 @dataclass(frozen=True)
 class HeldOutRecord:
-    """Held-out loss (nats a target) after `update` updates."""
+    """Held-out loss (nats a target) after `step` steps."""
 
-    update: int
+    step: int
     targets: int
     loss: float
     kind: Literal["heldout"] = "heldout"
@@ -56,9 +56,9 @@ class HeldOutRecord:
 
 @dataclass(frozen=True)
 class ScalesRecord:
-    """At log-spaced updates: what is too much to look at each time."""
+    """At log-spaced steps: what is too much to look at each time."""
 
-    update: int
+    step: int
     update_ratios: dict[str, float | None]  # ‖change‖ / ‖weights‖ of input, body and head
     hidden_scales: list[float | None]  # root mean square of the residual stream, at the input and after each block
     kind: Literal["scales"] = "scales"
@@ -67,9 +67,9 @@ class ScalesRecord:
 
 @dataclass(frozen=True)
 class StartRecord:
-    """A process began, or went on after `update`: what the figures that follow were computed with."""
+    """A process began, or went on after `step`: what the figures that follow were computed with."""
 
-    update: int
+    step: int
     peak_flops: float  # FLOP/s of a 2,048-wide matrix product, all ranks together
     surroundings: dict[str, str | int]
     kind: Literal["start"] = "start"
@@ -106,12 +106,12 @@ class Unwritten:
 class MetricsFile:
     """metrics.jsonl: one record a line, appended and flushed; on resume, lines after the checkpoint are dropped first.
 
-    Without a checkpoint (`resume_update` 0) the run begins anew, and so does the file.
+    Without a checkpoint (`resume_step` 0) the run begins anew, and so does the file.
     """
 
-    def __init__(self, path: Path, resume_update: int) -> None:
-        before = read_metrics(path) if resume_update > 0 else []
-        kept = [record for record in before if record.update <= resume_update]
+    def __init__(self, path: Path, resume_step: int) -> None:
+        before = read_metrics(path) if resume_step > 0 else []
+        kept = [record for record in before if record.step <= resume_step]
         write_text(path, "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in kept))
         self._file = path.open("a", encoding="utf-8")
 
@@ -128,8 +128,8 @@ class MetricsFile:
 class Observer(Protocol):
     """Who is told what happens. It must not change anything."""
 
-    def begin(self, name: str, update: int, updates: int) -> None:
-        """A run starts, or goes on from `update`."""
+    def begin(self, name: str, step: int, steps: int) -> None:
+        """A run starts, or goes on from `step`."""
 
     def record(self, record: Record) -> None:
         """A record was written."""
@@ -144,7 +144,7 @@ class Observer(Protocol):
 class Silent:
     """Shows nothing: for --json and for tests."""
 
-    def begin(self, name: str, update: int, updates: int) -> None:
+    def begin(self, name: str, step: int, steps: int) -> None:
         """Nothing."""
 
     def record(self, record: Record) -> None:
@@ -193,18 +193,18 @@ class Terminal:
         self._console = console or Console(stderr=True)
         self._progress: Progress | None = None
         self._task = TaskID(0)
-        self._name, self._updates, self._last_line = "", 0, 0.0
+        self._name, self._steps, self._last_line = "", 0, 0.0
         self._rate, self._seen, self._held_out = 0.0, 0, ""
 
-    def begin(self, name: str, update: int, updates: int) -> None:
+    def begin(self, name: str, step: int, steps: int) -> None:
         """Starts a bar."""
-        self._name, self._updates, self._rate, self._seen, self._held_out = name, updates, 0.0, 0, ""
+        self._name, self._steps, self._rate, self._seen, self._held_out = name, steps, 0.0, 0, ""
         self._last_line = time.monotonic()
         if not self._console.is_terminal:
             return
         bar = [BarColumn(bar_width=self.BAR)] if self._console.width >= self.WIDE else []
         self._progress = Progress(*bar, _Line(self._console, (self.BAR + 1) * len(bar)), console=self._console)
-        self._task = self._progress.add_task(name, total=updates, completed=update, loss="", left="", more=())
+        self._task = self._progress.add_task(name, total=steps, completed=step, loss="", left="", more=())
         self._progress.start()
 
     def record(self, record: Record) -> None:
@@ -213,18 +213,18 @@ class Terminal:
             self._held_out = f"held-out {significant(record.loss, 4)}"
         if not isinstance(record, StepRecord):
             return
-        self._seen += 1  # the first update warms up, or compiles: it counts only until there is another
+        self._seen += 1  # the first step warms up, or compiles: it counts only until there is another
         self._rate = record.rate if self._seen <= 2 else 0.9 * self._rate + 0.1 * record.rate
         loss, left, more = f"loss {significant(record.loss, 4)}", "", [self._held_out] if self._held_out else []
         if self._rate:
-            seconds = (self._updates - record.update) * record.targets / record.update / self._rate
+            seconds = (self._steps - record.step) * record.targets / record.step / self._rate
             left = f"{timedelta(seconds=round(min(seconds, LONGEST)))} left"
             more.append(f"{self._rate:,.0f} targets/s")
         if self._progress is not None:
-            self._progress.update(self._task, completed=record.update, loss=loss, left=left, more=tuple(more))
+            self._progress.update(self._task, completed=record.step, loss=loss, left=left, more=tuple(more))
         elif time.monotonic() - self._last_line >= self.PLAIN_SECONDS:
             self._last_line = time.monotonic()
-            parts = (f"update {record.update}/{self._updates}", loss, *more, f"about {left}" if left else "")
+            parts = (f"step {record.step}/{self._steps}", loss, *more, f"about {left}" if left else "")
             self.say(f"{self._name}: {'  '.join(part for part in parts if part)}")
 
     def say(self, line: str) -> None:

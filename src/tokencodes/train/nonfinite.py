@@ -1,4 +1,4 @@
-"""An update that is not finite: it is stopped before it reaches a weight, and what there is to know of it is written down."""
+"""A step that is not finite: it is stopped before it reaches a weight, and what there is to know of it is written down."""
 
 import math
 from dataclasses import dataclass
@@ -16,40 +16,40 @@ from tokencodes.train.observe import part_norms
 
 
 class Diverging(CheckFailed):
-    """Numbers of a run that are not finite: what was seen, in which update. Every rank raises it, in the same words."""
+    """Numbers of a run that are not finite: what was seen, in which step. Every rank raises it, in the same words."""
 
     everywhere = True
 
-    def __init__(self, out: Path, update: int, reason: str, way_out: str) -> None:
+    def __init__(self, out: Path, step: int, reason: str, way_out: str) -> None:
         super().__init__(f"{out}: {reason}{way_out}")
-        self.update, self.reason = update, reason
+        self.step, self.reason = step, reason
 
 
 class HeldOutNotFinite(Diverging):
     """A held-out loss that is not finite."""
 
-    def __init__(self, out: Path, update: int, loss: float) -> None:
-        reason = f"held-out loss {loss} after update {update}, whose own loss was finite"
+    def __init__(self, out: Path, step: int, loss: float) -> None:
+        reason = f"held-out loss {loss} after step {step}, whose own loss was finite"
         way_out = "; the weights have gone too far. Lower optimizer.peak_lr, or go on from an earlier checkpoint"
-        super().__init__(out, update, reason, way_out)
+        super().__init__(out, step, reason, way_out)
 
 
 class NonFinite(Diverging):
     """A loss or a gradient that is not finite, with what was computed."""
 
     def __init__(
-        self, out: Path, update: int, reason: str, loss: float, grad_norm: float, grad_norm_parts: dict[str, float]
+        self, out: Path, step: int, reason: str, loss: float, grad_norm: float, grad_norm_parts: dict[str, float]
     ) -> None:
         way_out = (
-            f". They never reached the weights. See nonfinite.json there; the same command with --replay {update} computes it "
+            f". They never reached the weights. See nonfinite.json there; the same command with --replay {step} computes it "
             "again, `tokencodes ledger` names its documents; or lower optimizer.peak_lr"
         )
-        super().__init__(out, update, reason, way_out)
+        super().__init__(out, step, reason, way_out)
         self.loss, self.grad_norm, self.grad_norm_parts = loss, grad_norm, grad_norm_parts
 
 
 @dataclass(frozen=True)
-class Update:
+class RefusedStep:
     """What was computed: its number from 1, its windows [first, last], losses by rank, the gradient's norm and its tensors'."""
 
     number: int
@@ -64,7 +64,7 @@ def find_origin(
     model: TokenCodeForCausalLM, parts: list[tuple[Tensor, Tensor]], first: int, world: World
 ) -> list[dict[str, Any]]:
     """Where it begins, on each rank: the first microbatch (inputs and targets, [B, T] each) in whose forward pass something is
-    not finite, or in its loss, or in its backward pass, with the windows that it holds. Computes the update's microbatches
+    not finite, or in its loss, or in its backward pass, with the windows that it holds. Computes the step's microbatches
     once more, on every rank, and leaves gradients behind.
 
     An overflow that arises only as gradients are added up has no such place, and the list is empty.
@@ -113,19 +113,19 @@ def _watch(name: str, forward: list[str], backward: list[str]) -> Any:
     return on_output
 
 
-def refuse(update: Update, origin: list[dict[str, Any]], model: TokenCodeForCausalLM, out: Path, world: World) -> NonFinite:
+def refuse(step: RefusedStep, origin: list[dict[str, Any]], model: TokenCodeForCausalLM, out: Path, world: World) -> NonFinite:
     """Writes nonfinite.json; the error to raise."""
     bad = [name for name, p in model.named_parameters() if not bool(local(p.detach()).isfinite().all())]
     weights = sorted({name for told in world.gather(bad) for name in told})
-    loss, parts = sum(update.losses), part_norms(update.norm_of)
+    loss, parts = sum(step.losses), part_norms(step.norm_of)
     told = {
-        "update": update.number,
-        "windows": [update.first, update.last],
+        "step": step.number,
+        "windows": [step.first, step.last],
         "loss": str(loss),  # as text: JSON has no word for what is not finite
-        "loss_by_rank": [str(value) for value in update.losses],
+        "loss_by_rank": [str(value) for value in step.losses],
         "begins": origin,
         "grad_norm_parts": {part: str(value) for part, value in parts.items()},
-        "parameters_without_a_finite_gradient": [n for n, value in update.norm_of.items() if not math.isfinite(value)],
+        "parameters_without_a_finite_gradient": [n for n, value in step.norm_of.items() if not math.isfinite(value)],
         "parameters_not_finite_themselves": weights,
     }
     world.on_first(lambda: write_json(out / "nonfinite.json", told))
@@ -134,6 +134,6 @@ def refuse(update: Update, origin: list[dict[str, Any]], model: TokenCodeForCaus
     begins = f"it begins at {'; '.join(places) or 'a sum of finite parts'}"
     if weights:
         begins = f"{weights[0]} was not finite before"
-    number, first, last = update.number, update.first, update.last
-    reason = f"loss {loss} and gradient norm {update.norm} in update {number} (windows {first} to {last}); {begins}"
-    return NonFinite(out, number, reason, loss, update.norm, parts)
+    number, first, last = step.number, step.first, step.last
+    reason = f"loss {loss} and gradient norm {step.norm} in step {number} (windows {first} to {last}); {begins}"
+    return NonFinite(out, number, reason, loss, step.norm, parts)

@@ -57,9 +57,9 @@ def clip(model: TokenCodeForCausalLM, most: float, total: Tensor) -> None:
 
 @torch.no_grad()
 def update_ratios(model: TokenCodeForCausalLM, optimizer: torch.optim.AdamW, lr: float) -> dict[str, float | None]:
-    """‖change‖ / ‖weights‖ of each part by the update just done, from AdamW's own state: lr · (m̂ / (sqrt(v̂) + eps) + decay).
+    """‖change‖ / ‖weights‖ of each part by the step just done, from AdamW's own state: lr · (m̂ / (sqrt(v̂) + eps) + decay).
 
-    Weights are those after the update, so that no copy of those before is needed; and a piece at a time, so that no other
+    Weights are those after the step, so that no copy of those before is needed; and a piece at a time, so that no other
     array as large as a parameter is either.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}

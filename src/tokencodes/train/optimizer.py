@@ -17,10 +17,10 @@ def decay_groups(model: TokenCodeForCausalLM) -> dict[str, list[str]]:
 
 
 def build_optimizer(model: TokenCodeForCausalLM, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over the two groups; the learning rate is set before each update.
+    """AdamW over the two groups; the learning rate is set before each step.
 
     Its state is made here and not, as AdamW would, after the first backward pass: there it would be laid into the room that
-    activations have just left, and the next update's would find no such room.
+    activations have just left, and the next step's would find no such room.
     """
     parameters = dict(model.named_parameters())
     groups = decay_groups(model)
@@ -44,10 +44,10 @@ def build_optimizer(model: TokenCodeForCausalLM, config: OptimizerConfig) -> tor
     return optimizer
 
 
-def learning_rate(update: int, config: OptimizerConfig) -> float:
-    """Learning rate of update 0, 1, ...: linear from peak / warm-up to peak, cosine to the minimum, then the minimum."""
-    if update < config.warmup_updates:
-        return config.peak_lr * (update + 1) / config.warmup_updates
-    span = config.schedule_updates - config.warmup_updates
-    progress = min(1.0, (update - config.warmup_updates) / span)
+def learning_rate(step: int, config: OptimizerConfig) -> float:
+    """Learning rate of step 0, 1, ...: linear from peak / warm-up to peak, cosine to the minimum, then the minimum."""
+    if step < config.warmup_steps:
+        return config.peak_lr * (step + 1) / config.warmup_steps
+    span = config.schedule_steps - config.warmup_steps
+    progress = min(1.0, (step - config.warmup_steps) / span)
     return config.min_lr + (config.peak_lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,6 +1,6 @@
-"""One update computed again: from the newest checkpoint before it, without touching the run.
+"""One step computed again: from the newest checkpoint before it, without touching the run.
 
-A run is a pure function of its configuration and dataset, so an update that a log shows, or that stopped a run because it was
+A run is a pure function of its configuration and dataset, so a step that a log shows, or that stopped a run because it was
 not finite, can be had again and looked at. Bitwise in float32 on one machine, thread count and number of ranks.
 """
 
@@ -19,15 +19,15 @@ from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent, StartRecord, StepRecord, read_metrics
 from tokencodes.train.nonfinite import NonFinite
 
-ROUNDING = 1e-3  # relative, of a loss and a norm some updates after a checkpoint
+ROUNDING = 1e-3  # relative, of a loss and a norm some steps after a checkpoint
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """An update again. Losses in nats a target; `logged` is what metrics.jsonl has of it, None if it never got there."""
+    """A step again. Losses in nats a target; `logged` is what metrics.jsonl has of it, None if it never got there."""
 
-    update: int
-    began_after: int  # the update of the checkpoint that it was computed from; 0: from the initial weights
+    step: int
+    began_after: int  # the step of the checkpoint that it was computed from; 0: from the initial weights
     loss: float
     grad_norm: float
     grad_norm_parts: dict[str, float]
@@ -47,12 +47,12 @@ class Replayed:
         return all(math.isclose(found, logged, rel_tol=ROUNDING) for found, logged in pairs)
 
 
-def replay(run: RunConfig, corpus: Corpus, out: Path, update: int, world: World | None = None) -> Replayed:
-    """Update 1, 2, ... of the run in `out`, again. InputError: no such update can be reached from what is there."""
-    if not 1 <= update <= 1 << 40:
-        raise InputError(f"update {update}: updates count from 1, as in metrics.jsonl")
+def replay(run: RunConfig, corpus: Corpus, out: Path, step: int, world: World | None = None) -> Replayed:
+    """Step 1, 2, ... of the run in `out`, again. InputError: no such step can be reached from what is there."""
+    if not 1 <= step <= 1 << 40:
+        raise InputError(f"step {step}: steps count from 1, as in metrics.jsonl")
     log = read_metrics(out / "metrics.jsonl")
-    places = [path for path in checkpoint.checkpoints(out / "checkpoints") if checkpoint.update_of(path) < update]
+    places = [path for path in checkpoint.checkpoints(out / "checkpoints") if checkpoint.step_of(path) < step]
     with tempfile.TemporaryDirectory() as aside:
         trainer = Trainer(run, corpus, Path(aside) / "run", Silent(), world=world)
         if places:
@@ -60,22 +60,22 @@ def replay(run: RunConfig, corpus: Corpus, out: Path, update: int, world: World 
             if problem:
                 raise InputError(f"{problem}; remove that checkpoint to replay from the one before it")
             trainer.go_on_from(places[0])
-        began = trainer.state.update
+        began = trainer.state.step
         loader = trainer.loader()
         try:
-            while trainer.state.update < update:
-                found: StepRecord | NonFinite = trainer.step(loader)
+            while trainer.state.step < step:
+                found: StepRecord | NonFinite = trainer.train_step(loader)
         except NonFinite as error:
-            if trainer.state.update + 1 < update:
-                told = f"update {trainer.state.update + 1} is not finite, so update {update} is never reached"
+            if trainer.state.step + 1 < step:
+                told = f"step {trainer.state.step + 1} is not finite, so step {step} is never reached"
                 raise CheckFailed(told) from error
             found = error
         finally:
             loader.close()
-    logged = next((line for line in reversed(log) if isinstance(line, StepRecord) and line.update == update), None)
-    starts = [line.surroundings for line in log if isinstance(line, StartRecord) and line.update < update]
+    logged = next((line for line in reversed(log) if isinstance(line, StepRecord) and line.step == step), None)
+    starts = [line.surroundings for line in log if isinstance(line, StartRecord) and line.step < step]
     here = surroundings(trainer.world, run.engine)
     otherwise = next((key for key, value in here.items() if starts and starts[-1].get(key) != value), None)
     computed = (found.loss, found.grad_norm, found.grad_norm_parts, isinstance(found, StepRecord))
     loss, norm = (None, None) if logged is None else (logged.loss, logged.grad_norm)
-    return Replayed(update, began, *computed, loss, norm, otherwise)
+    return Replayed(step, began, *computed, loss, norm, otherwise)

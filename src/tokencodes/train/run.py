@@ -1,4 +1,4 @@
-"""One run from the first update to its result: the folder that belongs to it, its training, and what it leaves."""
+"""One run from the first step to its result: the folder that belongs to it, its training, and what it leaves."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,20 +20,20 @@ from tokencodes.train.stop import Stop
 
 
 def finish(trainer: Trainer) -> ResultRecord:
-    """After the last update: the model as a Hugging Face folder, and result.json, whose presence means that the run has ended.
+    """After the last step: the model as a Hugging Face folder, and result.json, whose presence means that the run has ended.
 
     A held-out loss whose exponential overflows is no score: the run diverged, and no model is left beside its checkpoints.
     """
     loss = trainer.held_out_loss()
     if perplexity(loss) is None:
-        reason = f"held-out loss {loss:,.1f} nats a target after the last update: its perplexity is {OVERFLOW}"
-        return write_result(trainer, None, _divergence(trainer, trainer.state.update, reason))
+        reason = f"held-out loss {loss:,.1f} nats a target after the last step: its perplexity is {OVERFLOW}"
+        return write_result(trainer, None, _divergence(trainer, trainer.state.step, reason))
     trainer.export(trainer.out / "model")
     return write_result(trainer, loss, None)
 
 
-def _divergence(trainer: Trainer, update: int, reason: str) -> Divergence:
-    return Divergence(reason=reason, update=update, last_loss=trainer.state.last_loss)
+def _divergence(trainer: Trainer, step: int, reason: str) -> Divergence:
+    return Divergence(reason=reason, step=step, last_loss=trainer.state.last_loss)
 
 
 def write_result(trainer: Trainer, loss: float | None, divergence: Divergence | None) -> ResultRecord:
@@ -47,7 +47,7 @@ def write_result(trainer: Trainer, loss: float | None, divergence: Divergence | 
         interface=trainer.model.config.interface,
         spec_sha256=str(trainer.model.config.spec_sha256),
         codebook_sha256=trainer.model.config.codebook_sha256,
-        updates=state.update,
+        steps=state.step,
         targets=state.targets,
         held_out_loss=loss,
         bits_per_byte=None if loss is None else held_out.bits_per_byte(loss),
@@ -104,7 +104,7 @@ def train(
             except Diverging as error:
                 if not keep_divergence:
                     raise
-                return write_result(trainer, None, _divergence(trainer, error.update, error.reason))
+                return write_result(trainer, None, _divergence(trainer, error.step, error.reason))
 
 
 def _hold(held: ExitStack, out: Path, run: RunConfig) -> None:

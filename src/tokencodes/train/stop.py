@@ -1,4 +1,4 @@
-"""A stop that is asked for by a signal, and done at an update's boundary."""
+"""A stop that is asked for by a signal, and done at a step's boundary."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from types import FrameType
 
 @dataclass
 class Stop:
-    """Set by Ctrl-C or SIGTERM, read at update boundaries."""
+    """Set by Ctrl-C or SIGTERM, read at step boundaries."""
 
     asked: bool = False
 
@@ -27,9 +27,9 @@ class Stop:
             first, self.asked = not self.asked, True
             if not launched:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                print("stopping at the next update; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+                print("stopping at the next step; Ctrl-C again ends at once", file=sys.stderr, flush=True)
             elif first and os.environ.get("RANK") == "0":
-                print("stopping at the next update", file=sys.stderr, flush=True)
+                print("stopping at the next step", file=sys.stderr, flush=True)
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -1,8 +1,8 @@
 """Trackers: observers that show runs in TensorBoard, trackio or Weights & Biases. metrics.jsonl stays the truth.
 
 A record goes there by its fields: numbers as scalars named KIND/FIELD, nested ones KIND/FIELD.KEY or KIND/FIELD.3, at the step
-`update`; text as description. All of it lies in OUT/track/TRACKER, one tracker run for each run of a study. A run that is
-resumed at update U computes the updates after U again, to the same bits, so whatever a killed try had told about them is true:
+`step`; text as description. All of it lies in OUT/track/TRACKER, one tracker run for each run of a study. A run that is
+resumed at step U computes the steps after U again, to the same bits, so whatever a killed try had told about them is true:
 TensorBoard hides it and takes it anew, the others, which cannot take back, are not told it twice.
 
 A tracker never stops a run: one that is not installed is an error before training; one that fails later is dropped with a line.
@@ -45,10 +45,10 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def split(record: Record) -> tuple[dict[str, float], dict[str, str]]:
-    """A record's numbers and its texts, named KIND/FIELD; its kind and its update are no values, and None is nothing."""
+    """A record's numbers and its texts, named KIND/FIELD; its kind and its step are no values, and None is nothing."""
     told = asdict(record)
     kind = told.pop("kind")
-    told.pop("update", None)
+    told.pop("step", None)
     named = [(f"{kind}/{name}", value) for name, value in leaves(told)]
     numbers = {name: float(value) for name, value in named if isinstance(value, int | float)}
     return numbers, {name: value for name, value in named if isinstance(value, str)}
@@ -62,39 +62,39 @@ def configuration(out: Path, name: str) -> dict[str, Any]:
 
 
 class Told:
-    """What a tracker that cannot take back was told: the last update of each kind of record, in a file beside its data.
+    """What a tracker that cannot take back was told: the last step of each kind of record, in a file beside its data.
 
     `id` is the tracker's run. A run that begins anew, or was not tracked before, gets a new one.
     """
 
-    def __init__(self, path: Path, update: int) -> None:
+    def __init__(self, path: Path, step: int) -> None:
         self._path = path
-        before = self._read() if update > 0 else None
+        before = self._read() if step > 0 else None
         self.resumed = before is not None
         self.id: str = before["id"] if before else secrets.token_hex(8)
         self._last: dict[str, int] = before["last"] if before else {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
 
-    def new(self, kind: str, update: int) -> bool:
+    def new(self, kind: str, step: int) -> bool:
         """Whether a record is news, and not older than what was told last; from now on it is none."""
-        if update <= self._last.get(kind, -1) or update < max(self._last.values(), default=0):
+        if step <= self._last.get(kind, -1) or step < max(self._last.values(), default=0):
             return False
-        self._last[kind] = update
+        self._last[kind] = step
         self._write()
         return True
 
     def _read(self) -> dict[str, Any] | None:
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
-            return {"id": str(found["id"]), "last": {str(kind): int(update) for kind, update in found["last"].items()}}
+            return {"id": str(found["id"]), "last": {str(kind): int(step) for kind, step in found["last"].items()}}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # a tracker's own bookkeeping is no reason to stop: a new run there shows what is to come
 
     def _write(self) -> None:
         partial = self._path.with_name(f".tmp-{self._path.name}")
         partial.write_text(json.dumps({"id": self.id, "last": self._last}) + "\n", encoding="utf-8")
-        partial.replace(self._path)  # without fsync: it is written at every update, and a loss costs a picture
+        partial.replace(self._path)  # without fsync: it is written at every step, and a loss costs a picture
 
 
 class Tracker(ABC):
@@ -114,16 +114,16 @@ class Tracker(ABC):
                 f"tracker {self.name!r}: not installed ({told}); install it by: pip install 'tokencodes[track]'"
             ) from None
 
-    def begin(self, name: str, update: int, updates: int) -> None:
-        """A run starts, or goes on from `update`."""
+    def begin(self, name: str, step: int, steps: int) -> None:
+        """A run starts, or goes on from `step`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with redirect_stdout(io.StringIO()):  # standard output is the result's
-            self.open(re.sub(r"[^\w.+-]+", "-", name), configuration(self.out, name), update)
+            self.open(re.sub(r"[^\w.+-]+", "-", name), configuration(self.out, name), step)
 
     def record(self, record: Record) -> None:
         """A record was written."""
         numbers, texts = split(record)
-        self.log(record.kind, numbers, texts, int(asdict(record).get("update", 0)))
+        self.log(record.kind, numbers, texts, int(asdict(record).get("step", 0)))
 
     def say(self, line: str) -> None:
         """Nothing: lines are for a person."""
@@ -144,11 +144,11 @@ class Tracker(ABC):
         """What must be settled before the package is imported."""
 
     @abstractmethod
-    def open(self, run: str, config: dict[str, Any], update: int) -> None:
-        """The tracker's run of this name: a new one at update 0, else the one that was, to go on after `update`."""
+    def open(self, run: str, config: dict[str, Any], step: int) -> None:
+        """The tracker's run of this name: a new one at update 0, else the one that was, to go on after `step`."""
 
     @abstractmethod
-    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], update: int) -> None:
+    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], step: int) -> None:
         """The values of one record."""
 
     @abstractmethod
@@ -165,19 +165,19 @@ class TensorBoard(Tracker):
         """Nothing."""
         self._writer: Any = None
 
-    def open(self, run: str, config: dict[str, Any], update: int) -> None:
+    def open(self, run: str, config: dict[str, Any], step: int) -> None:
         """`purge_step` hides what a killed try had told beyond the checkpoint."""
-        purge = update + 1 if update else 0
+        purge = step + 1 if step else 0
         self._writer = self.module.SummaryWriter(str(self.folder / run), purge_step=purge, flush_secs=FLUSH_SECONDS)
         text = json.dumps(config, indent=2, ensure_ascii=False, default=str)
-        self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), update)
+        self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), step)
 
-    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], update: int) -> None:
+    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], step: int) -> None:
         """One scalar or text a value."""
         for name, number in numbers.items():
-            self._writer.add_scalar(name, number, update)
+            self._writer.add_scalar(name, number, step)
         for name, text in texts.items():
-            self._writer.add_text(name, text, update)
+            self._writer.add_text(name, text, step)
 
     def close(self) -> None:
         """Writes what is left."""
@@ -197,17 +197,17 @@ class Trackio(Tracker):
             raise InputError(f"tracker 'trackio': this program uses it for another folder already, so not for {self.folder}")
         os.environ["TRACKIO_DIR"] = str(self.folder)
 
-    def open(self, run: str, config: dict[str, Any], update: int) -> None:
+    def open(self, run: str, config: dict[str, Any], step: int) -> None:
         """A run of this name goes on if it is known."""
-        self._told = Told(self.folder / f"{run}.json", update)
+        self._told = Told(self.folder / f"{run}.json", step)
         resume = "allow" if self._told.resumed else "never"
         project = f"tokencodes-{self.project}".replace("_", "-")  # names such as NAME_system are trackio's own
         self._run = self.module.init(project=project, name=run, config=config, resume=resume, embed=False)
 
-    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], update: int) -> None:
+    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], step: int) -> None:
         """Numbers alone; a configuration cannot be added to."""
-        if numbers and self._told.new(kind, update):
-            self._run.log(numbers, step=update)
+        if numbers and self._told.new(kind, step):
+            self._run.log(numbers, step=step)
 
     def close(self) -> None:
         """Writes what is left."""
@@ -225,9 +225,9 @@ class Wandb(Tracker):
         """Nothing."""
         self._run: Any = None
 
-    def open(self, run: str, config: dict[str, Any], update: int) -> None:
+    def open(self, run: str, config: dict[str, Any], step: int) -> None:
         """A run goes on by its id."""
-        self._told = Told(self.folder / f"{run}.json", update)
+        self._told = Told(self.folder / f"{run}.json", step)
         settings = self.module.Settings(console="off", silent=True, disable_git=True, save_code=False)
         self._run = self.module.init(
             project=f"tokencodes-{self.project}",
@@ -239,10 +239,10 @@ class Wandb(Tracker):
             settings=settings,
         )
 
-    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], update: int) -> None:
-        """Records of one update become one row; texts belong to the configuration."""
-        if numbers and self._told.new(kind, update):
-            self._run.log(numbers, step=update)
+    def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], step: int) -> None:
+        """Records of one step become one row; texts belong to the configuration."""
+        if numbers and self._told.new(kind, step):
+            self._run.log(numbers, step=step)
         if texts:
             self._run.config.update(texts, allow_val_change=True)
 
@@ -270,9 +270,9 @@ class Several:
     def __init__(self, observers: Iterable[Observer]) -> None:
         self.observers = list(observers)
 
-    def begin(self, name: str, update: int, updates: int) -> None:
+    def begin(self, name: str, step: int, steps: int) -> None:
         """To all."""
-        self._each(lambda one: one.begin(name, update, updates))
+        self._each(lambda one: one.begin(name, step, steps))
 
     def record(self, record: Record) -> None:
         """To all."""

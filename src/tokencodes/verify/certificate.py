@@ -23,7 +23,7 @@ NOT_SHOWN = (
     not_shown("L2", "other inputs", "equality with the reference is measured on the ids tried, not proven for all"),
     not_shown("L3", "other devices", "everything here ran on this machine's processor"),
     not_shown("L1", "trained weights", "in an exported folder alone, a changed weight shows only where L5 replays it"),
-    not_shown("L5", "training as a whole", "one update's loss is replayed; that all earlier ones were right is not"),
+    not_shown("L5", "training as a whole", "one step's loss is replayed; that all earlier ones were right is not"),
 )
 
 

@@ -1,4 +1,4 @@
-"""L3 to L5: production dtype, cached decoding, and the replay of the last update."""
+"""L3 to L5: production dtype, cached decoding, and the replay of the last step."""
 
 import copy
 import math
@@ -72,10 +72,10 @@ def greedy_generation(subject: Subject) -> Check:
 
 @torch.no_grad()
 def replay(subject: Subject) -> Check:
-    """The losses of the last update's windows, recomputed from the ids that were kept, are the losses that were kept."""
-    name, model, kept = "replay of the last update", subject.model, read_replay(subject.place)
+    """The losses of the last step's windows, recomputed from the ids that were kept, are the losses that were kept."""
+    name, model, kept = "replay of the last step", subject.model, read_replay(subject.place)
     if kept is None:
-        return not_applicable("L5", name, "the folder keeps no last update")
+        return not_applicable("L5", name, "the folder keeps no last step")
     ids = torch.from_numpy(kept.ids)
     total = sum(float(model.loss(*inputs_and_targets(part), num_targets=1)) for part in ids.split(4))
     found = total / int((ids[:, 1:] != IGNORE).sum())

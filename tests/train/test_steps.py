@@ -1,4 +1,4 @@
-"""The updates of a run, one by one: what a step computes, and what is measured, looked at, saved and told, and when."""
+"""The steps of a run, one by one: what a step computes, and what is measured, looked at, saved and told, and when."""
 
 import copy
 import errno
@@ -37,8 +37,8 @@ class Log(Silent):
         self.lines: list[str] = []
         self.ends = 0
 
-    def begin(self, name: str, update: int, updates: int) -> None:
-        self.begun.append((name, update, updates))
+    def begin(self, name: str, step: int, steps: int) -> None:
+        self.begun.append((name, step, steps))
 
     def record(self, record) -> None:
         self.records.append(record)
@@ -49,21 +49,21 @@ class Log(Silent):
     def end(self) -> None:
         self.ends += 1
 
-    def updates(self, kind: type) -> list[int]:
-        """The updates of the records of one kind."""
-        return [record.update for record in self.records if isinstance(record, kind)]
+    def steps(self, kind: type) -> list[int]:
+        """The steps of the records of one kind."""
+        return [record.step for record in self.records if isinstance(record, kind)]
 
 
 class StopAfter(Log):
-    """Asks for a stop once an update is done."""
+    """Asks for a stop once a step is done."""
 
-    def __init__(self, update: int) -> None:
+    def __init__(self, step: int) -> None:
         super().__init__()
-        self.update, self.stop = update, Stop()
+        self.step, self.stop = step, Stop()
 
     def record(self, record) -> None:
         super().record(record)
-        if isinstance(record, StepRecord) and record.update == self.update:
+        if isinstance(record, StepRecord) and record.step == self.step:
             self.stop.asked = True
 
 
@@ -74,21 +74,21 @@ def trainer_of(dataset, out: Path, observer=None, stop=None, world=None, arm: st
 
 
 def steps(trainer: Trainer, count: int) -> list[StepRecord]:
-    """So many updates, without anything else that a run does."""
+    """So many steps, without anything else that a run does."""
     loader = trainer.loader()
     try:
-        return [trainer.step(loader) for _ in range(count)]
+        return [trainer.train_step(loader) for _ in range(count)]
     finally:
         loader.close()
 
 
 def saves_of(trainer: Trainer, monkeypatch) -> list[tuple[int, bool]]:
-    """Notes the update of each save, and whether it must succeed."""
+    """Notes the step of each save, and whether it must succeed."""
     saves: list[tuple[int, bool]] = []
     save = trainer.writer.save
 
     def noted(model, optimizer, state, ids, must=False):
-        saves.append((state.update, must))
+        saves.append((state.step, must))
         save(model, optimizer, state, ids, must)
 
     monkeypatch.setattr(trainer.writer, "save", noted)
@@ -98,7 +98,7 @@ def saves_of(trainer: Trainer, monkeypatch) -> list[tuple[int, bool]]:
 def test_a_run_begins_with_nothing_done(dataset, tmp_path):
     trainer = trainer_of(dataset, tmp_path / "a" / "b", engine={"head": "torch"})
     state = trainer.state
-    assert (state.update, state.targets, state.seconds, state.windows_sha256, state.last_loss) == (0, 0, 0.0, "", None)
+    assert (state.step, state.targets, state.seconds, state.windows_sha256, state.last_loss) == (0, 0, 0.0, "", None)
     assert (state.dataset_fingerprint, state.tokenizer_sha256) == (dataset.fingerprint, dataset.tokenizer_sha256)
     assert len(state.start_sha256) == 64
     assert trainer.last_ids.shape == (0, 17)
@@ -122,7 +122,7 @@ def test_a_trainer_takes_the_world_the_stop_and_the_observer_that_it_is_given(da
 
 
 def test_windows_that_do_not_divide_among_ranks_are_refused(dataset, tmp_path):
-    with pytest.raises(InputError, match="4 windows an update do not divide among 3 ranks"):
+    with pytest.raises(InputError, match="4 windows a step do not divide among 3 ranks"):
         trainer_of(dataset, tmp_path / "run", world=World(0, 3, 3))
 
 
@@ -142,7 +142,7 @@ def test_ranks_that_drew_different_weights_do_not_train(dataset, tmp_path):
 
 
 def reference(trainer: Trainer, count: int) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
-    """The same updates in plain PyTorch, each over its whole batch: the weights, and loss and gradient norm of each update."""
+    """The same steps in plain PyTorch, each over its whole batch: the weights, and loss and gradient norm of each step."""
     config, model = trainer.config.optimizer, copy.deepcopy(trainer.model)
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
@@ -152,15 +152,15 @@ def reference(trainer: Trainer, count: int) -> tuple[dict[str, torch.Tensor], li
     ]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(config.beta1, config.beta2), eps=config.eps)
     values = []
-    for update in range(count):
-        ids = torch.from_numpy(trainer.window_ids(update))
+    for step in range(count):
+        ids = torch.from_numpy(trainer.window_ids(step))
         logits = model(input_ids=ids[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(update, config)
+            group["lr"] = learning_rate(step, config)
         optimizer.step()
         values.append((loss.item(), norm.item()))
     return model.state_dict(), values
@@ -169,7 +169,7 @@ def reference(trainer: Trainer, count: int) -> tuple[dict[str, torch.Tensor], li
 @pytest.mark.parametrize("clip", [0.1, 100.0])
 @pytest.mark.parametrize("arm", ["learned", "gf2"])
 def test_a_step_is_clipped_adamw_on_the_mean_loss_of_its_windows(arm, clip, dataset, tmp_path):
-    rates = {"peak_lr": 3e-3, "min_lr": 3e-4, "warmup_updates": 2, "schedule_updates": 4, "weight_decay": 0.3, "clip": clip}
+    rates = {"peak_lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 2, "schedule_steps": 4, "weight_decay": 0.3, "clip": clip}
     trainer = trainer_of(dataset, tmp_path, arm=arm, optimizer=rates)
     weights, values = reference(trainer, 5)
     records = steps(trainer, 5)
@@ -187,14 +187,14 @@ def test_a_step_leaves_a_record_and_counters_that_can_be_computed_anew(dataset, 
         ids = trainer.window_ids(number - 1)
         digests = b"".join(hashlib.sha256(window.astype("<i8").tobytes()).digest() for window in ids)
         chain = hashlib.sha256(chain.encode() + digests).hexdigest()
-        assert (record.update, record.targets) == (number, 64 * number)
+        assert (record.step, record.targets) == (number, 64 * number)
         assert record.lr == learning_rate(number - 1, trainer.config.optimizer)
         assert record.seconds > 0 and record.rate == pytest.approx(64 / record.seconds)
         assert record.peak_share is None  # no peak was measured
         assert record.memory_bytes > 1 << 20
         assert sum(norm**2 for norm in record.grad_norm_parts.values()) == pytest.approx(record.grad_norm**2, rel=1e-5)
         assert set(record.grad_norm_parts) == {part_of(name) for name, _ in trainer.model.named_parameters()}
-    assert (trainer.state.update, trainer.state.targets) == (3, 192)
+    assert (trainer.state.step, trainer.state.targets) == (3, 192)
     assert trainer.state.windows_sha256 == chain
     assert trainer.state.last_loss == record.loss
     assert np.array_equal(trainer.last_ids, trainer.window_ids(2))
@@ -217,10 +217,10 @@ def test_durations_add_up_and_a_clock_that_stands_still_gives_no_rate(dataset, t
 
 
 def test_only_targets_that_count_are_counted(dataset, tmp_path):
-    batch = {"windows_per_update": 32, "microbatch_windows": 16, "sampling": "packed"}
+    batch = {"windows_per_step": 32, "microbatch_windows": 16, "sampling": "packed"}
     trainer = trainer_of(dataset, tmp_path, batch=batch)
     records = steps(trainer, 6)
-    counts = [int((trainer.window_ids(update)[:, 1:] != IGNORE).sum()) for update in range(6)]
+    counts = [int((trainer.window_ids(step)[:, 1:] != IGNORE).sum()) for step in range(6)]
     assert min(counts) < 32 * 16  # some windows are short
     assert [record.targets for record in records] == np.cumsum(counts).tolist()
 
@@ -228,7 +228,7 @@ def test_only_targets_that_count_are_counted(dataset, tmp_path):
 def test_gradients_are_reduced_with_the_last_microbatch_alone(dataset, tmp_path, monkeypatch):
     reduced: list[bool] = []
     monkeypatch.setattr(loop, "reduce_gradients", lambda model, now: reduced.append(now))
-    batch = {"windows_per_update": 6, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4}
+    batch = {"windows_per_step": 6, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4}
     steps(trainer_of(dataset, tmp_path, batch=batch), 2)
     assert reduced == [False, False, True] * 2
 
@@ -236,11 +236,11 @@ def test_gradients_are_reduced_with_the_last_microbatch_alone(dataset, tmp_path,
 @pytest.mark.parametrize(
     ("every", "expected"), [(0, [0, 8]), (1, list(range(9))), (3, [0, 3, 6, 8]), (4, [0, 4, 8]), (100, [0, 8])]
 )
-def test_held_out_loss_is_measured_at_the_start_every_so_many_updates_and_at_the_end(every, expected, dataset, tmp_path):
+def test_held_out_loss_is_measured_at_the_start_every_so_many_steps_and_at_the_end(every, expected, dataset, tmp_path):
     observer = Log()
     trainer = trainer_of(dataset, tmp_path, observer, heldout={"windows": 8, "every": every})
     assert trainer.run() is True
-    assert observer.updates(HeldOutRecord) == expected
+    assert observer.steps(HeldOutRecord) == expected
     assert [record.targets for record in observer.records if isinstance(record, HeldOutRecord)] == [64 * at for at in expected]
 
 
@@ -249,17 +249,17 @@ def test_every_record_is_written_and_told_in_the_same_order(dataset, tmp_path):
     trainer = trainer_of(dataset, tmp_path, observer)
     trainer.run()
     lines = read_json_lines(tmp_path / "metrics.jsonl")
-    assert [(line["kind"], line["update"]) for line in lines] == [(r.kind, r.update) for r in observer.records]
-    assert observer.updates(StartRecord) == [0]
-    assert observer.updates(StepRecord) == list(range(1, 9))
-    assert observer.updates(ScalesRecord) == [1, 2, 3, 4, 6, 8]  # two an octave
-    assert [(record.kind, record.update) for record in observer.records[:4]] == [
+    assert [(line["kind"], line["step"]) for line in lines] == [(r.kind, r.step) for r in observer.records]
+    assert observer.steps(StartRecord) == [0]
+    assert observer.steps(StepRecord) == list(range(1, 9))
+    assert observer.steps(ScalesRecord) == [1, 2, 3, 4, 6, 8]  # two an octave
+    assert [(record.kind, record.step) for record in observer.records[:4]] == [
         ("start", 0),
         ("heldout", 0),
-        ("update", 1),
+        ("step", 1),
         ("scales", 1),
     ]
-    assert [record.kind for record in observer.records[-3:]] == ["update", "scales", "heldout"]
+    assert [record.kind for record in observer.records[-3:]] == ["step", "scales", "heldout"]
 
 
 @pytest.mark.parametrize(
@@ -278,33 +278,33 @@ def test_checkpoints_are_saved_when_due_and_the_last_one_must_be(policy, expecte
     assert saves == expected
 
 
-def test_a_stop_ends_after_the_update_with_a_checkpoint_that_must_be(dataset, tmp_path, monkeypatch):
+def test_a_stop_ends_after_the_step_with_a_checkpoint_that_must_be(dataset, tmp_path, monkeypatch):
     observer = StopAfter(5)
     trainer = trainer_of(dataset, tmp_path, observer, observer.stop, checkpoint={"every": 3})
     saves = saves_of(trainer, monkeypatch)
     assert trainer.run() is False
     assert saves == [(3, False), (5, True)]
-    assert observer.updates(StepRecord) == [1, 2, 3, 4, 5]
-    assert observer.updates(HeldOutRecord) == [0]  # a stop is no end
+    assert observer.steps(StepRecord) == [1, 2, 3, 4, 5]
+    assert observer.steps(HeldOutRecord) == [0]  # a stop is no end
     assert observer.ends == 1
 
 
-def test_a_stop_that_was_asked_for_before_does_no_update_and_saves_nothing(dataset, tmp_path):
+def test_a_stop_that_was_asked_for_before_does_no_step_and_saves_nothing(dataset, tmp_path):
     observer = Log()
     trainer = trainer_of(dataset, tmp_path, observer, Stop(asked=True))
     assert trainer.run() is False
-    assert observer.updates(StepRecord) == []
+    assert observer.steps(StepRecord) == []
     assert checkpoint.checkpoints(tmp_path / "checkpoints") == []
 
 
-@pytest.mark.parametrize(("targets", "updates"), [(1, 1), (64, 1), (65, 2), (128, 2), (129, 3)])
-def test_the_budget_ends_at_the_first_boundary_that_has_reached_it(targets, updates, dataset, tmp_path):
+@pytest.mark.parametrize(("targets", "steps"), [(1, 1), (64, 1), (65, 2), (128, 2), (129, 3)])
+def test_the_budget_ends_at_the_first_boundary_that_has_reached_it(targets, steps, dataset, tmp_path):
     observer = Log()
     trainer = trainer_of(dataset, tmp_path, observer, budget={"targets": targets})
     assert trainer.run() is True
-    assert observer.updates(StepRecord)[-1] == updates
-    assert observer.updates(HeldOutRecord) == [0, updates]
-    assert observer.begun == [("learned seed 1", 0, updates)]
+    assert observer.steps(StepRecord)[-1] == steps
+    assert observer.steps(HeldOutRecord) == [0, steps]
+    assert observer.begun == [("learned seed 1", 0, steps)]
     assert observer.lines == []  # nothing unusual, so nothing is said
 
 
@@ -313,35 +313,35 @@ def test_a_run_that_goes_on_says_so_and_measures_no_start(dataset, tmp_path):
     assert trainer_of(dataset, tmp_path, first, first.stop).run() is False
     observer = Log()
     trainer = trainer_of(dataset, tmp_path, observer)
-    assert trainer.state.update == 3
+    assert trainer.state.step == 3
     assert np.array_equal(trainer.last_ids, trainer.window_ids(2))
     assert trainer.run() is True
     assert observer.begun == [("learned seed 1", 3, 8)]
-    assert observer.lines == ["learned seed 1: going on after update 3"]
-    assert observer.updates(StartRecord) == [3]
-    assert observer.updates(HeldOutRecord) == [8]
-    assert observer.updates(StepRecord) == [4, 5, 6, 7, 8]
+    assert observer.lines == ["learned seed 1: going on after step 3"]
+    assert observer.steps(StartRecord) == [3]
+    assert observer.steps(HeldOutRecord) == [8]
+    assert observer.steps(StepRecord) == [4, 5, 6, 7, 8]
     finished = Log()
     again = trainer_of(dataset, tmp_path, finished)
     assert again.run() is True  # nothing is left to do
-    assert finished.updates(StepRecord) == []
+    assert finished.steps(StepRecord) == []
 
 
 def test_windows_that_are_shorter_on_average_are_told_at_the_start_alone(dataset, tmp_path):
-    batch, stop = {"windows_per_update": 4, "microbatch_windows": 2, "sampling": "packed"}, StopAfter(1)
+    batch, stop = {"windows_per_step": 4, "microbatch_windows": 2, "sampling": "packed"}, StopAfter(1)
     trainer = trainer_of(dataset, tmp_path, stop, stop.stop, batch=batch)
     each = trainer.sampler.targets_per_window
-    updates = -(-512 // (4 * each))
-    assert each < 16 and updates > 8
+    steps = -(-512 // (4 * each))
+    assert each < 16 and steps > 8
     trainer.run()
-    assert stop.begun == [("learned seed 1", 0, updates)]
+    assert stop.begun == [("learned seed 1", 0, steps)]
     assert stop.lines == [
-        f"learned seed 1: {each:.0f} of 16 targets a window on average, so the budget takes about {updates:,.0f} updates; the "
+        f"learned seed 1: {each:.0f} of 16 targets a window on average, so the budget takes about {steps:,.0f} steps; the "
         "schedule is of 8"
     ]
     observer = Log()
     trainer_of(dataset, tmp_path, observer, Stop(asked=True), batch=batch).run()
-    assert observer.lines == ["learned seed 1: going on after update 1"]
+    assert observer.lines == ["learned seed 1: going on after step 1"]
 
 
 class Timed(World):
@@ -353,7 +353,7 @@ class Timed(World):
         self.times.append(time)
 
 
-def test_ranks_have_time_to_begin_and_the_configured_timeout_from_the_second_update_on(dataset, tmp_path, monkeypatch):
+def test_ranks_have_time_to_begin_and_the_configured_timeout_from_the_second_step_on(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(Timed, "times", [])
     observer = StopAfter(3)
     trainer_of(dataset, tmp_path, observer, observer.stop, Timed(), engine={"timeout": 7}).run()
@@ -371,12 +371,12 @@ def test_the_measured_peak_is_that_of_all_ranks(dataset, tmp_path, monkeypatch):
     assert trainer._start().surroundings["ranks"] == 4
 
 
-def test_held_out_loss_is_computed_once_for_each_update(dataset, tmp_path, monkeypatch):
+def test_held_out_loss_is_computed_once_for_each_step(dataset, tmp_path, monkeypatch):
     trainer, calls = trainer_of(dataset, tmp_path), []
     real = loop.window_loss
 
     def counted(model, ids, batch, world):
-        calls.append(trainer.state.update)
+        calls.append(trainer.state.step)
         return real(model, ids, batch, world)
 
     monkeypatch.setattr(loop, "window_loss", counted)
@@ -392,7 +392,7 @@ def test_held_out_loss_is_computed_once_for_each_update(dataset, tmp_path, monke
     assert second == pytest.approx(direct, rel=1e-6)
 
 
-def test_what_is_looked_at_now_and_then_is_one_held_out_window_at_the_rate_of_the_update(dataset, tmp_path, monkeypatch):
+def test_what_is_looked_at_now_and_then_is_one_held_out_window_at_the_rate_of_the_step(dataset, tmp_path, monkeypatch):
     trainer, seen = trainer_of(dataset, tmp_path), []
     monkeypatch.setattr(loop, "hidden_scales", lambda model, ids: seen.append(ids.clone()) or [1.0])
     monkeypatch.setattr(loop, "update_ratios", lambda model, optimizer, lr: seen.append(lr) or {"body": 0.5})
@@ -424,7 +424,7 @@ def test_an_error_closes_the_log_the_loader_and_the_writer_and_ends_the_display(
         def fails(metrics, loader, error=error):
             raise error
 
-        monkeypatch.setattr(trainer, "_updates", fails)
+        monkeypatch.setattr(trainer, "_steps", fails)
         with pytest.raises(type(error)):
             trainer.run()
         assert closed == [now, "loader", "log"]  # where all ranks stop alike, a save that has begun is waited for
@@ -448,30 +448,30 @@ def test_an_input_error_of_one_rank_alone_is_said_by_that_rank(rank, kind, datas
     def fails(metrics, loader):
         raise InputError("tokens.npy: damaged")
 
-    monkeypatch.setattr(trainer, "_updates", fails)
+    monkeypatch.setattr(trainer, "_steps", fails)
     with pytest.raises(kind, match=r"^tokens\.npy: damaged$") as caught:
         trainer.run()
     assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(("rank", "first"), [(0, 8), (1, 10)])
-def test_an_update_that_is_refused_names_its_windows_and_those_of_this_rank(rank, first, dataset, tmp_path, monkeypatch):
+def test_an_step_that_is_refused_names_its_windows_and_those_of_this_rank(rank, first, dataset, tmp_path, monkeypatch):
     trainer = trainer_of(dataset, tmp_path)
     steps(trainer, 2)
     seen = {}
     monkeypatch.setattr(loop, "find_origin", lambda model, parts, own, world: seen.setdefault("own", own) and [])
 
-    def refuse(update, origin, model, out, world):
-        seen["update"] = update
-        return NonFinite(out, update.number, "loss nan", 1.0, 1.0, {})
+    def refuse(step, origin, model, out, world):
+        seen["step"] = step
+        return NonFinite(out, step.number, "loss nan", 1.0, 1.0, {})
 
     monkeypatch.setattr(loop, "refuse", refuse)
     trainer.world = World(rank, 2, 2)
     with pytest.raises(NonFinite):
         trainer._refuse([], [1.0, 2.0], 3.0, {})
     assert seen["own"] == first
-    update = seen["update"]
-    assert (update.number, update.first, update.last, update.losses, update.norm) == (3, 8, 11, [1.0, 2.0], 3.0)
+    step = seen["step"]
+    assert (step.number, step.first, step.last, step.losses, step.norm) == (3, 8, 11, [1.0, 2.0], 3.0)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf"))])
@@ -491,7 +491,7 @@ def test_a_step_refuses_a_loss_or_a_norm_that_is_not_finite(loss, norm, dataset,
         steps(trainer, 1)
     assert len(refused) == 1 and refused[0][0] == 2
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
-    assert trainer.state.update == 0
+    assert trainer.state.step == 0
 
 
 def test_ids_are_pinned_where_there_is_a_gpu(monkeypatch):
@@ -502,7 +502,7 @@ def test_ids_are_pinned_where_there_is_a_gpu(monkeypatch):
     assert torch.equal(loop.as_tensor(ids), torch.arange(1, 5))
 
 
-def test_a_checkpoint_keeps_the_loss_after_the_update_and_the_first_targets_of_the_first_window(dataset, tmp_path, monkeypatch):
+def test_a_checkpoint_keeps_the_loss_after_the_step_and_the_first_targets_of_the_first_window(dataset, tmp_path, monkeypatch):
     assert REPLAY_TARGETS == 256
     trainer = trainer_of(dataset, tmp_path, engine={"head": "torch"})
     steps(trainer, 2)
@@ -516,7 +516,7 @@ def test_a_checkpoint_keeps_the_loss_after_the_update_and_the_first_targets_of_t
     assert state.replay_loss == pytest.approx(loss, rel=1e-6)
     assert list(state.replay_targets) == pytest.approx(expected.tolist(), rel=1e-6)
     assert trainer.model.head_kernel == "torch"  # as it was asked for
-    assert np.array_equal(np.load(checkpoint.find(tmp_path) / "last_update.npy"), trainer.window_ids(1))
+    assert np.array_equal(np.load(checkpoint.find(tmp_path) / "last_step.npy"), trainer.window_ids(1))
 
 
 def test_where_parameters_are_gathered_in_bf16_no_loss_is_kept(dataset, tmp_path):
@@ -534,8 +534,8 @@ def test_models_are_exported_at_the_checkpoints_that_stay_if_they_are_asked_for(
         out = tmp_path / str(export)
         trainer_of(dataset, out, checkpoint={"every": 2, "keep": 1, "keep_every": 4, "export": export}).run()
         models = sorted(path.name for path in out.glob("models/*"))
-        assert models == (["update-00000004", "update-00000008"] if export else [])
-        assert checkpoint.update_of(checkpoint.find(out)) == 8
+        assert models == (["step-00000004", "step-00000008"] if export else [])
+        assert checkpoint.step_of(checkpoint.find(out)) == 8
 
 
 def test_a_model_that_cannot_be_exported_costs_a_line_and_at_the_end_the_run(dataset, tmp_path, monkeypatch):
@@ -548,7 +548,7 @@ def test_a_model_that_cannot_be_exported_costs_a_line_and_at_the_end_the_run(dat
 
     monkeypatch.setattr(loop, "write_model", full)
     trainer._save(must=False)
-    folder = tmp_path / "models" / "update-00000001"
+    folder = tmp_path / "models" / "step-00000001"
     assert observer.lines == [f"{folder}: could not be written (No space left on device), and training goes on"]
     with pytest.raises(OSError, match="No space left on device"):
         trainer._save()
@@ -557,7 +557,7 @@ def test_a_model_that_cannot_be_exported_costs_a_line_and_at_the_end_the_run(dat
 
 @pytest.fixture(scope="module")
 def saved(dataset, tmp_path_factory) -> Path:
-    """A finished run with checkpoints of updates 4, 6 and 8."""
+    """A finished run with checkpoints of steps 4, 6 and 8."""
     out = tmp_path_factory.mktemp("saved") / "run"
     trainer_of(dataset, out, checkpoint={"every": 2, "keep": 3}).run()
     return out
@@ -573,33 +573,33 @@ def go_on(dataset, saved: Path, out: Path, observer=None, spoil=lambda folder: N
 
 
 def numbers(out: Path) -> list[int]:
-    return [checkpoint.update_of(path) for path in checkpoint.checkpoints(out / "checkpoints")]
+    return [checkpoint.step_of(path) for path in checkpoint.checkpoints(out / "checkpoints")]
 
 
 def test_what_a_kill_left_undone_after_a_checkpoint_is_done_when_the_run_goes_on(dataset, saved, tmp_path):
     def killed(folder: Path) -> None:
         (folder / "latest").unlink()
-        (folder / ".tmp-update-00000010").mkdir()
+        (folder / ".tmp-step-00000010").mkdir()
 
     trainer = go_on(dataset, saved, tmp_path / "run", spoil=killed)
-    assert trainer.state.update == 8
+    assert trainer.state.step == 8
     assert numbers(tmp_path / "run") == [8, 6]
-    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "update-00000008\n"
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step-00000008\n"
     assert not list((tmp_path / "run" / "checkpoints").glob(".tmp-*"))
 
 
 def test_a_damaged_later_checkpoint_is_told_and_stays_until_the_next_save(dataset, saved, tmp_path):
     observer = Log()
-    spoil = lambda folder: (folder / "update-00000008" / "state.json").write_text("{}")  # noqa: E731
+    spoil = lambda folder: (folder / "step-00000008" / "state.json").write_text("{}")  # noqa: E731
     trainer = go_on(dataset, saved, tmp_path / "run", observer, spoil)
-    assert trainer.state.update == 6
+    assert trainer.state.step == 6
     assert numbers(tmp_path / "run") == [8, 6, 4]
     assert len(observer.lines) == 1 and "going back to the checkpoint before it" in observer.lines[0]
 
 
 def test_a_run_without_a_whole_checkpoint_does_not_begin_again(dataset, saved, tmp_path):
     def spoil(folder: Path) -> None:
-        for path in folder.glob("update-*"):
+        for path in folder.glob("step-*"):
             (path / "state.json").write_text("{}")
 
     with pytest.raises(InputError, match="none is whole; remove that folder to begin the run again"):
@@ -609,6 +609,6 @@ def test_a_run_without_a_whole_checkpoint_does_not_begin_again(dataset, saved, t
 def test_a_run_that_went_on_has_the_state_of_its_checkpoint(dataset, saved, tmp_path):
     trainer = go_on(dataset, saved, tmp_path / "run")
     state = checkpoint.read_state(checkpoint.find(tmp_path / "run"))
-    assert (trainer.state.update, trainer.state.targets) == (8, 512)
+    assert (trainer.state.step, trainer.state.targets) == (8, 512)
     assert trainer.state.windows_sha256 == state.windows_sha256
     assert np.array_equal(trainer.last_ids, trainer.window_ids(7))
