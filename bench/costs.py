@@ -10,10 +10,10 @@ Ids are those of prepared text (embedded text where no --dataset is given). For 
 (id mod V) or spread (id * V div V of the text): real frequencies stay. Costs do not depend on which: the table's gradient is
 dense, so each step clears, norms, clips and steps V d entries whichever rows were looked up.
 
-Crossover: with D the seconds a learned table adds to a step and a + b B those of the `binary` arm with B targets, the table
+Crossover: with D the seconds a learned table adds to a step and a + b B those of the `binary` arm with B tokens, the table
 costs less than 2 % from B* = (D / 0.02 - a) / b on. D is the median difference at the smallest batch, a and b a least-squares
 line. The model beside it has no fitted number: D = 40 V d bytes / stream rate + 4 V d bytes / rate of fresh memory (or of the
-stream, below 32 MiB); a = the same 40 bytes for each other parameter; b = FLOPs a target / rate of a 2,048^3 float32 matmul.
+stream, below 32 MiB); a = the same 40 bytes for each other parameter; b = FLOPs per token / rate of a 2,048^3 float32 matmul.
 All rates are measured in the same run.
 """
 
@@ -64,12 +64,12 @@ def table_seconds(rates: Rates, entries: int) -> float:
 
 
 def line(rates: Rates, fixed: Account) -> tuple[float, float]:
-    """By the model: seconds of a step without a table, a, and for each target, b."""
-    return STEADY * fixed.total_parameters / rates.stream, fixed.flops_per_target / rates.matmul
+    """By the model: seconds of a step without a table, a, and for each token, b."""
+    return STEADY * fixed.total_parameters / rates.stream, fixed.flops_per_token / rates.matmul
 
 
 def crossover(added: float, start: float, slope: float) -> float:
-    """Targets a step from which on a table costs less than MOST of it."""
+    """Tokens a step from which on a table costs less than MOST of it."""
     return max(0.0, (added / MOST - start) / slope)
 
 
@@ -110,7 +110,7 @@ def measure_shape(vocab: int, width: int, ids: RealIds, asked: argparse.Namespac
     shape = Shape(vocab, width, accounts, {})
     steps = {arm: Step(run_of(vocab, width, arm)) for arm in ARMS}
     for batch in asked.batches:
-        if batch == min(asked.batches) or batch * accounts["binary"].flops_per_target <= asked.flops:
+        if batch == min(asked.batches) or batch * accounts["binary"].flops_per_token <= asked.flops:
             shape.times[batch] = measure_batch(steps, ids.windows(vocab, batch, CONTEXT), asked)
             median, low, high = shape.ratios(batch, "learned")
             fixed, rounds = spread(shape.times[batch]["binary"])[0], len(shape.times[batch]["binary"])
@@ -139,7 +139,7 @@ def child(vocab: int, width: int, arm: str, ids_file: Path) -> None:
     peak = high_water()
     state = [t for one in step.optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
     with tempfile.TemporaryDirectory() as folder:
-        told = checkpoint.TrainState(step=4, targets=4 * windows[:, 1:].numel(), dataset_fingerprint="", tokenizer_sha256="")
+        told = checkpoint.TrainState(step=4, tokens=4 * windows[:, 1:].numel(), dataset_fingerprint="", tokenizer_sha256="")
         tensors = checkpoint.tensors_of(step.model, step.optimizer)
         content = checkpoint.Content(tensors, step.model.config, told, windows.numpy())
         saved = checkpoint.write(checkpoint.Place(Path(folder)), content)
@@ -172,7 +172,7 @@ def rows(shapes: list[Shape], rates: Rates) -> list[dict]:
                 row = {"vocab": shape.vocab, "width": shape.width, "batch": batch, "arm": arm, "seconds": spread(times[arm])[0]}
                 row |= {"ratio": ratio, "ratio_low": low, "ratio_high": high, "rounds": len(times[arm])}
                 row["modelled_ratio"] = shape.predicted(batch, rates) if arm == "learned" else ""
-                row |= {"parameters": facts.total_parameters, "flops": facts.flops_per_target * batch}
+                row |= {"parameters": facts.total_parameters, "flops": facts.flops_per_token * batch}
                 found.append(row)
     return found
 
@@ -198,7 +198,7 @@ def size_lines(shapes: list[Shape], rates: Rates) -> list[list[str]]:
         pairs = [(one.optimizer_bytes, 3 * one.weight_bytes + one.buffer_bytes, one.gradient_bytes) for one in (table, fixed)]
         sizes = [f"{a / 1e6:,.1f} / {b / 1e6:,.1f}" for a, b in zip(*pairs, strict=True)]
         share = f"{table.input_parameters / table.total_parameters:.1%}"
-        flops = f"{fixed.flops_per_target / 1e6:,.1f}"
+        flops = f"{fixed.flops_per_token / 1e6:,.1f}"
         stars = ["one batch only" if fitted is None else f"{fitted:,.0f}", f"{modelled:,.0f}"]
         found.append([f"{shape.vocab:,}", str(shape.width), share, *sizes, flops, *stars])
     return found
@@ -221,8 +221,8 @@ def paper_text(rates: Rates) -> str:
     """The paper's shape by formula: two devices, 8 microbatches of 8 windows each a step, the table whole on both."""
     study = read_study("paper", [])[0]
     table, fixed = (account_run(study.run(arm, 1)) for arm in ("learned", "binary"))
-    parts, targets = 8, study.batch.windows_per_step * study.model.context // 2
-    moved = (STEADY + CLEARED * parts + 12 * (parts - 1)) * table.input_parameters, targets * fixed.flops_per_target
+    parts, tokens = 8, study.batch.windows_per_step * study.model.context // 2
+    moved = (STEADY + CLEARED * parts + 12 * (parts - 1)) * table.input_parameters, tokens * fixed.flops_per_token
     cases = {"4e14 FLOP/s and 3e12 bytes/s (assumed)": (4e14, 3e12), "this machine's rates": (rates.matmul, rates.stream)}
     lines = [
         [name, f"{moved[0] / stream:.3g}", f"{moved[1] / matmul:.4g}", f"{moved[0] / stream / (moved[1] / matmul):.4%}"]
@@ -231,7 +231,7 @@ def paper_text(rates: Rates) -> str:
     entries = table.input_parameters
     pairs = [(16 * entries, table.state_bytes), (12 * entries, 3 * table.weight_bytes), (4 * entries, table.gradient_bytes)]
     state, saved, reduced = (f"{part / 1e9:.2f} of {whole / 1e9:.2f} GB" for part, whole in pairs)
-    return f"""V 49,152, d 2,048, 24 blocks, {targets:,} targets a device and step in {parts} microbatches (each clears and
+    return f"""V 49,152, d 2,048, 24 blocks, {tokens:,} tokens a device and step in {parts} microbatches (each clears and
 adds a dense gradient of the table), nothing recomputed. The table is {entries / table.total_parameters:.1%} of the trained
 parameters, and as much of what goes with them at any batch: {state} of training state, {saved} of a checkpoint,
 {reduced} of the gradients that a step reduces.
@@ -248,8 +248,8 @@ def write(out: Path, shapes: list[Shape], memory: list[dict], rates: Rates) -> N
             writer.writeheader()
             writer.writerows(found)
     bound = (STEADY + CLEARED) * rates.matmul / (6 * MOST * rates.stream)
-    steps = "V|d|B, targets|binary, ms|learned|by the model|computed"
-    sizes = "V|d|table's share of parameters|optimizer|checkpoint|gradient traffic|MFLOP a target|B* fitted|B* by the model"
+    steps = "V|d|B, tokens|binary, ms|learned|by the model|computed"
+    sizes = "V|d|table's share of parameters|optimizer|checkpoint|gradient traffic|MFLOP a token|B* fitted|B* by the model"
     fresh = "V|d|arm|peak above imports|training state by formula|optimizer|checkpoint written|by formula|difference"
     told = f"""# What a learned input table costs
 
@@ -267,11 +267,11 @@ Ratios to `binary` of the same round: median (least to largest). `computed` is `
 ## Sizes by formula, and where time stops mattering
 
 MB, learned / binary. A checkpoint is 12 bytes for a trained parameter and the buffers; a data-parallel step reduces 4 each.
-B*: targets a step from which on a table takes less than {MOST:.0%} of it. Bytes do not fall with the batch; they go as V d.
+B*: tokens a step from which on a table takes less than {MOST:.0%} of it. Bytes do not fall with the batch; they go as V d.
 
 {markdown(sizes, size_lines(shapes, rates))}
-The untied head alone takes 6 V d FLOPs a target. So B* by the model is below {STEADY + CLEARED} / (6 x {MOST:g}) x matmul rate
-/ stream rate = {bound:,.0f} targets, whatever V and d, where the table's gradient is not fresh memory (above 32 MiB here).
+The untied head alone takes 6 V d FLOPs per token. So B* by the model is below {STEADY + CLEARED} / (6 x {MOST:g}) x matmul rate
+/ stream rate = {bound:,.0f} tokens, whatever V and d, where the table's gradient is not fresh memory (above 32 MiB here).
 
 ## Measured in fresh processes (MB)
 
@@ -300,7 +300,7 @@ def plot(shapes: list[Shape], rates: Rates) -> Figure:
         upper.plot(list(shape.times), percent[:, 0], linewidth=1.1, **look)
         around = np.abs(percent[:, 1:] - percent[:, :1]).T
         lower.errorbar(modelled, percent[:, 0], yerr=around, linestyle="none", elinewidth=0.8, **look)
-    upper.set(xscale="log", xlabel="targets per step", ylabel="learned table: extra time\nper step (%)")
+    upper.set(xscale="log", xlabel="tokens per step", ylabel="learned table: extra time\nper step (%)")
     upper.set_xticks(sorted({batch for shape in shapes for batch in shape.times}))
     upper.text(0.99, 115 * MOST, f"{MOST:.0%}", transform=upper.get_yaxis_transform(), ha="right", fontsize=10)
     lower.set(xscale="log", xlabel="extra time by the model (%)", ylabel="measured (%), with its range")

@@ -1,17 +1,17 @@
-"""One GPU, minutes: targets/s, MFU and peak memory of the 1.7B arms against transformers' own Llama; and the head kernels.
+"""One GPU, minutes: tokens/s, MFU and peak memory of the 1.7B arms against transformers' own Llama; and the head kernels.
 
     python bench/gpu.py [--dataset FOLDER] [--recompute 1] [--compile] [--peak TFLOPS] [--out runs/gpu.json] [--markdown FILE]
     python bench/gpu.py --device cpu --shape tiny        # the same code on any machine, in a minute; its figures mean nothing
 
 Not measured: nobody had a GPU to lend, so this was only tried on a CPU, where peak memory is that of the process.
 
-The recipe is the paper's: BF16 autocast over float32 parameters, microbatches of 8 windows of 2,048 targets (halved, and said
+The recipe is the paper's: BF16 autocast over float32 parameters, microbatches of 8 windows of 2,048 tokens (halved, and said
 so, where they do not fit), gradient accumulation over 64 windows, fused AdamW, gradients clipped to 1. Ours is computed as the
 trainer does it, by the same functions. `llama` is LlamaForCausalLM of the same shape with its own loss (logits whole), all
 else as in ours; it begins with the weights of `learned`, so the two first losses must agree: a check, shown.
 
-Each arm runs in a process of its own, for at most --limit seconds; what did not run is "not measured", with the reason. Targets
-a second: median over steps after the first, which warms up and compiles. MFU: FLOPs a target by `flops_per_target`, nothing
+Each arm runs in a process of its own, for at most --limit seconds; what did not run is "not measured", with the reason. Tokens
+a second: median over steps after the first, which warms up and compiles. MFU: FLOPs per token by `flops_per_token`, nothing
 counted twice, over --peak, or else over the rate of a large bfloat16 matmul in the same run. Real ids: windows of --dataset, or
 of the embedded text (a tokenizer of 3,072 entries), spread over the vocabulary, id * V div 3,072, so that frequencies stay.
 """
@@ -42,7 +42,7 @@ from tokencodes.init import generator, standard_deviation
 from tokencodes.loss import KERNELS, head_cross_entropy, inputs_and_targets
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World
-from tokencodes.train.account import flops_per_target
+from tokencodes.train.account import flops_per_token
 from tokencodes.train.build import autocast, build_model, place, sampler_of
 from tokencodes.train.config import EngineConfig, RunConfig
 from tokencodes.train.corpus import open_dataset
@@ -147,7 +147,7 @@ class Arm:
 
 
 def measure_arm(plan: Plan, name: str, device: torch.device) -> dict[str, Any]:
-    """Targets a second and the rest, of the largest microbatch that fits."""
+    """Tokens per second and the rest, of the largest microbatch that fits."""
     windows = torch.from_numpy(np.load(plan["ids"])).to(device)
     microbatch = plan["microbatch"]
     while True:
@@ -171,9 +171,9 @@ def measure_steps(plan: Plan, arm: Arm, windows: Tensor, microbatch: int) -> dic
         # A step ends with all its kernels: its loss and norm are read back, and the optimizer is waited for.
         times.append(seconds(lambda: (arm.update(windows[start : start + size], microbatch), synchronize(device))))  # noqa: B023
     return {
-        "targets_per_second": size * (windows.shape[1] - 1) / statistics.median(times),
+        "tokens_per_second": size * (windows.shape[1] - 1) / statistics.median(times),
         "seconds": times,
-        "flops_per_target": flops_per_target(arm.model),
+        "flops_per_token": flops_per_token(arm.model),
         "parameters": sum(p.numel() for p in arm.model.parameters()),
         "peak_bytes": peak_bytes(device),
         "microbatch": microbatch,
@@ -207,19 +207,19 @@ def measure_peak(device: torch.device) -> dict[str, Any]:
 def measure_heads(plan: Plan, device: torch.device, out: Path) -> None:
     """Forward and backward of one microbatch's head, by every kernel, under autocast; written kernel by kernel."""
     run, found, on_gpu = run_of(plan, "learned"), {}, device.type == "cuda"
-    targets = torch.from_numpy(np.load(plan["ids"]))[: plan["microbatch"], 1:].flatten().to(device)
-    h = torch.randn(len(targets), run.model.hidden_size, device=device, requires_grad=True)
+    tokens = torch.from_numpy(np.load(plan["ids"]))[: plan["microbatch"], 1:].flatten().to(device)
+    h = torch.randn(len(tokens), run.model.hidden_size, device=device, requires_grad=True)
     head = (0.02 * torch.randn(run.data.vocab_size, run.model.hidden_size, device=device)).requires_grad_()
 
     def work(kernel: str) -> float:
         h.grad = head.grad = None
         with torch.autocast(device.type, torch.bfloat16):
             if kernel == "whole logits":
-                value = F.cross_entropy(F.linear(h, head).float(), targets, reduction="sum")
+                value = F.cross_entropy(F.linear(h, head).float(), tokens, reduction="sum")
             else:
-                value = head_cross_entropy(h, head, targets, kernel)
+                value = head_cross_entropy(h, head, tokens, kernel)
         value.backward()
-        return float(value.detach()) / len(targets)
+        return float(value.detach()) / len(tokens)
 
     for kernel in HEADS:
         try:
@@ -285,8 +285,8 @@ def page(found: dict[str, Any]) -> str:
     flops = plan["peak"] * 1e12 if plan["peak"] else peak.get("matmul_flops")
 
     def arm(told: dict[str, Any]) -> list[str]:
-        rate, fits = told["targets_per_second"], told["microbatch"] == plan["microbatch"]
-        mfu = f"{rate * told['flops_per_target'] / flops:.3f}" if flops else NOT_MEASURED
+        rate, fits = told["tokens_per_second"], told["microbatch"] == plan["microbatch"]
+        mfu = f"{rate * told['flops_per_token'] / flops:.3f}" if flops else NOT_MEASURED
         cells = [f"{rate:,.0f}", mfu, f"{told['peak_bytes'] / 2**30:.2f}", str(told["microbatch"]), f"{told['first_loss']:.4f}"]
         return [*cells, "" if fits else f"a microbatch of {plan['microbatch']} did not fit"]
 
@@ -299,14 +299,14 @@ def page(found: dict[str, Any]) -> str:
         why = {name: one.get("reason") or told.get("reason") or "" for name, one in of.items()}
         return [[name, *(cells(one) if key in one else [*[NOT_MEASURED] * count, why[name]])] for name, one in of.items()]
 
-    arms = rows(ARMS, found["arms"], "targets_per_second", arm, 5)
+    arms = rows(ARMS, found["arms"], "tokens_per_second", arm, 5)
     heads = rows(HEADS, found.get("heads", {}), "milliseconds", head, 3)
     rate = f"{flops / 1e12:.3g} TFLOP/s ({'given' if plan['peak'] else 'bfloat16 matmul'})" if flops else NOT_MEASURED
     said = (
         f"Shape {plan['shape']}; device {peak.get('device', NOT_MEASURED)}; torch {torch.__version__}; peak {rate}; "
         f"{plan['windows']} windows a step; recompute {plan['recompute']}; compile {plan['compile']}; head {plan['head']}."
     )
-    columns = ["arm", "targets/s", "MFU", "peak memory, GiB", "microbatch", "first loss", "note"]
+    columns = ["arm", "tokens/s", "MFU", "peak memory, GiB", "microbatch", "first loss", "note"]
     kernels = ["head kernel", "ms", "memory above its inputs, GiB", "loss", "note"]
     title = "# The three arms on one GPU\n\nMade by `bench/gpu.py --markdown FILE`, whose head says what is measured."
     return f"{title}\n\n{said}\n\n{table(columns, arms)}\n\n{table(kernels, heads)}\n"

@@ -48,12 +48,12 @@ def parts(model, config, ids: torch.Tensor, runs: int) -> dict[str, float]:
     return found
 
 
-def step_ms(model, config, ids: torch.Tensor, targets: torch.Tensor, runs: int) -> float:
+def step_ms(model, config, ids: torch.Tensor, tokens: torch.Tensor, runs: int) -> float:
     """A whole step of one microbatch."""
     optimizer = build_optimizer(model, config)
 
     def step() -> None:
-        model.loss(ids, targets).backward()
+        model.loss(ids, tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -72,7 +72,7 @@ def main() -> None:
     ids = torch.randint(0, study.data.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     shown = study.model
     size = f"V {study.data.vocab_size:,}, d {shown.hidden_size}, {shown.num_hidden_layers} blocks"
-    print(f"{size}, {shape[0]} x {shape[1] - 1} targets, {torch.get_num_threads()} threads")
+    print(f"{size}, {shape[0]} x {shape[1] - 1} tokens, {torch.get_num_threads()} threads")
     print("arm          step ms   forward  backward  clipping  optimizer  input share")
     for arm in study.arms:
         run = study.run(arm, 1)

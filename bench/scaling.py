@@ -1,12 +1,12 @@
-"""How the cost of a target grows with V, T and d, one at a time, against the FLOPs that `account` counts.
+"""How the cost of a token grows with V, T and d, one at a time, against the FLOPs that `account` counts.
 
     OMP_WAIT_POLICY=PASSIVE python bench/scaling.py --out docs/scaling [--dataset FOLDER ...] [--quick]
 
 From `nano`'s shape (V 3,072, T 256, d 192, 4 blocks, heads of 64, SwiGLU of 8/3 d) one axis is moved at a time; a step has
-2,048 targets in all of them and is the trainer's (loss, backward, norm and clip, fused AdamW), on the `binary` arm. Sizes of an
+2,048 tokens in all of them and is the trainer's (loss, backward, norm and clip, fused AdamW), on the `binary` arm. Sizes of an
 axis take turns. Ids are those of prepared text, folded or spread into each vocabulary (see `timing.RealIds`).
 
-The slope between two neighbours is d log(seconds a target) / d log(size). Theory is the same slope of the FLOPs; a measured
+The slope between two neighbours is d log(seconds a token) / d log(size). Theory is the same slope of the FLOPs; a measured
 slope above it is work that FLOPs do not count (memory, small matrices), one below it is cost that did not grow (overhead).
 """
 
@@ -27,7 +27,7 @@ from tokencodes.train.account import account_run
 from tokencodes.train.config import RunConfig
 from tokencodes.train.settings import read_study
 
-TARGETS, HEAD = 2048, 64
+TOKENS, HEAD = 2048, 64
 AXES = {
     "V": (1024, 3072, 8192, 16384, 32768, 65536),
     "T": (64, 128, 256, 512, 1024, 2048),
@@ -39,7 +39,7 @@ NAMES = {"V": "vocabulary V", "T": "context T", "d": "width d"}
 
 @dataclass(frozen=True)
 class Point:
-    """One size of one axis. Seconds a target: median, least, largest; FLOPs a target by `account`."""
+    """One size of one axis. Seconds a token: median, least, largest; FLOPs per token by `account`."""
 
     axis: str
     size: int
@@ -68,18 +68,18 @@ def measure(axis: str, sizes: tuple[int, ...], ids: RealIds, rounds: int) -> lis
     works = {}
     for size in sizes:
         run = run_of(axis, size)
-        step, windows = Step(run), ids.windows(run.data.vocab_size, TARGETS, run.model.context)
+        step, windows = Step(run), ids.windows(run.data.vocab_size, TOKENS, run.model.context)
         works[str(size)] = lambda step=step, windows=windows: step(windows)
     found = []
     for size, times in in_turn(works, rounds).items():
-        median, low, high = (one / TARGETS for one in spread(times))
-        found.append(Point(axis, int(size), median, low, high, account_run(run_of(axis, int(size))).flops_per_target))
-        print(f"{axis} {int(size):6,}: {1 / median:9,.0f} targets/s, {found[-1].flops / median / 1e9:6.1f} GFLOP/s", flush=True)
+        median, low, high = (one / TOKENS for one in spread(times))
+        found.append(Point(axis, int(size), median, low, high, account_run(run_of(axis, int(size))).flops_per_token))
+        print(f"{axis} {int(size):6,}: {1 / median:9,.0f} tokens/s, {found[-1].flops / median / 1e9:6.1f} GFLOP/s", flush=True)
     return found
 
 
 def slope(first: Point, second: Point, key: str) -> float:
-    """Of seconds or FLOPs a target between two points."""
+    """Of seconds or FLOPs per token between two points."""
     return math.log(getattr(second, key) / getattr(first, key)) / math.log(second.size / first.size)
 
 
@@ -104,7 +104,7 @@ def lines(axes: dict[str, list[Point]], peak: float) -> list[list[str]]:
 
 
 def plot(axes: dict[str, list[Point]]) -> Figure:
-    """Microseconds a target for each axis, and the FLOPs' curve through the largest size's cost."""
+    """Microseconds a token for each axis, and the FLOPs' curve through the largest size's cost."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 9.0), layout="constrained")
         places = figure.subplots(len(axes), 1)
@@ -117,7 +117,7 @@ def plot(axes: dict[str, list[Point]]) -> Figure:
         place.errorbar(sizes, micro, yerr=around, linewidth=1.4, elinewidth=0.9, label=told, **look)
         counted = f"FLOPs, slope {fitted(points, 'flops'):.2f}"
         place.plot(sizes, theory, color="#000000", linestyle="--", linewidth=1.2, label=counted)
-        place.set(xscale="log", yscale="log", xlabel=NAMES[axis], ylabel="microseconds\nper target")
+        place.set(xscale="log", yscale="log", xlabel=NAMES[axis], ylabel="microseconds\nper token")
         place.set_xticks(sizes, [f"{size:,}" for size in sizes])
         place.tick_params(axis="x", labelsize=10)
         low, high = min(*theory, *(1e6 * p.low for p in points)) / 1.2, max(1e6 * p.high for p in points)
@@ -138,10 +138,10 @@ def write(out: Path, axes: dict[str, list[Point]], rates: Rates) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "scaling.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["axis", "size", "seconds_per_target", "low", "high", "flops_per_target"])
+        writer.writerow(["axis", "size", "seconds_per_token", "low", "high", "flops_per_token"])
         writer.writerows([p.axis, p.size, p.seconds, p.low, p.high, p.flops] for points in axes.values() for p in points)
-    head = "size|targets/s|microseconds a target|MFLOP a target|share of the matmul rate|slope of time|slope of FLOPs"
-    told = f"""# How the cost of a target grows
+    head = "size|tokens/s|microseconds a token|MFLOP a token|share of the matmul rate|slope of time|slope of FLOPs"
+    told = f"""# How the cost of a token grows
 
 Made by `bench/scaling.py`, whose head says what was measured.
 

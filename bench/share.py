@@ -36,11 +36,11 @@ MATMULS = 5  # on either side of them
 def products(run: RunConfig) -> tuple[Callable[[], None], int]:
     """The matrix products of one step and nothing else, forward and backward, each laid out as training has it and into
     memory that is there already; and their FLOPs."""
-    shape, targets = run.model, run.batch.microbatch_windows * run.model.context
+    shape, tokens = run.model, run.batch.microbatch_windows * run.model.context
     d, f, vocab = shape.hidden_size, shape.intermediate_size, run.data.vocab_size
-    layers = [(targets, d, d)] * 4 + [(targets, d, f)] * 2 + [(targets, f, d)]
-    rows = chunk_rows(torch.empty(targets, d), torch.empty(vocab, d))
-    head = [(min(rows, targets - start), d, vocab) for start in range(0, targets, rows)]
+    layers = [(tokens, d, d)] * 4 + [(tokens, d, f)] * 2 + [(tokens, f, d)]
+    rows = chunk_rows(torch.empty(tokens, d), torch.empty(vocab, d))
+    head = [(min(rows, tokens - start), d, vocab) for start in range(0, tokens, rows)]
     ready = {}
     for one in {*layers, *head}:
         n, k, m = one
@@ -65,7 +65,7 @@ def share_of(run: RunConfig, arm: str, rounds: int, folder: Path) -> None:
     keep_freed_memory()  # as `train` does
     trainer = Trainer(run, open_dataset(run.data, folder, print), folder / f"run-{arm}", Silent())
     loader = trainer.loader()
-    flops = facts.flops_per_target * run.targets_per_step
+    flops = facts.flops_per_token * run.tokens_per_step
     once = [seconds(lambda: trainer.train_step(loader)) for _ in range(5)][-1]
     steps = max(1, round(ROUND / once))
     bare, times, peaks = [], [], [statistics.mean(seconds(work) for _ in range(MATMULS)) for _ in range(2)][1:]
@@ -82,7 +82,7 @@ def share_of(run: RunConfig, arm: str, rounds: int, folder: Path) -> None:
     print(
         f"{arm:9} share {share[0]:.3f} ({share[1]:.3f} to {share[2]:.3f}) of {rate / 1e9:,.0f} GFLOP/s, of the fastest "
         f"matmul {best:.3f}; step {1e3 * step[0]:,.1f} ms ({1e3 * step[1]:,.1f} to {1e3 * step[2]:,.1f}), "
-        f"{run.targets_per_step / step[0]:,.0f} targets/s; {rounds} rounds of {steps}; its "
+        f"{run.tokens_per_step / step[0]:,.0f} tokens/s; {rounds} rounds of {steps}; its "
         f"matrix products alone {bound:.3f}",
         flush=True,
     )

@@ -33,7 +33,7 @@ from tokencodes.train.optimizer import build_optimizer
 from tokencodes.train.settings import read_run, read_study
 
 EVERY = 5  # steps between checkpoints
-FRESH, RESUME = 15.0, 5.0  # seconds: the targets
+FRESH, RESUME = 15.0, 5.0  # seconds: the goals
 PATIENCE = 600.0
 
 
@@ -119,7 +119,7 @@ def reading(out: Path) -> float:
 
 
 def tell(name: str, found: list[dict[str, float]], value: Callable[[dict[str, float]], float], limit: float) -> None:
-    """One case: the value against its target, and each mark."""
+    """One case: the value against its goal, and each mark."""
     values = [value(one) for one in found]
     median = statistics.median(values)
     marks = ", ".join(f"{mark} {statistics.median(one[mark] for one in found):.2f}" for mark in found[0])

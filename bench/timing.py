@@ -90,12 +90,12 @@ class RealIds:
         embedded = read_study("nano", [])[0].data
         self.datasets = [Dataset(folder) for folder in folders] or [open_dataset(embedded, workplace, print)]
 
-    def windows(self, vocab: int, targets: int, context: int) -> torch.Tensor:
-        """int64[targets / context, context + 1], of the text with this vocabulary, or else of that with the largest."""
+    def windows(self, vocab: int, tokens: int, context: int) -> torch.Tensor:
+        """int64[tokens / context, context + 1], of the text with this vocabulary, or else of that with the largest."""
         own = [one for one in self.datasets if one.vocab_size == vocab]
         source = (own or sorted(self.datasets, key=lambda one: one.vocab_size))[-1]
         shards = source.shards("train")
-        ids = read_windows(shards, PaperSampler(shards, context, 1, 2, 64), np.arange(targets // context, dtype=np.int64))
+        ids = read_windows(shards, PaperSampler(shards, context, 1, 2, 64), np.arange(tokens // context, dtype=np.int64))
         known = source.vocab_size
         return torch.from_numpy(ids % vocab if vocab <= known else ids * vocab // known)
 
@@ -113,8 +113,8 @@ class Step:
             group["lr"] = learning_rate(0, run.optimizer)
 
     def __call__(self, windows: torch.Tensor) -> None:
-        ids, targets = inputs_and_targets(windows)
-        loss = self.model.loss(ids, targets, num_targets=targets.numel())
+        ids, tokens = inputs_and_targets(windows)
+        loss = self.model.loss(ids, tokens, num_targets=tokens.numel())
         loss.backward()
         norm_of = norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
         total = total_norm(norm_of)

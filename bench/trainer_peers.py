@@ -38,7 +38,7 @@ class Watch:
         self.trained = peak()
 
     def write(self, out: Path, **more: Any) -> None:
-        """watched.json: losses in nats a target, ends of steps in seconds, peak RSS in MB by the last step and by now."""
+        """watched.json: losses in nats per token, ends of steps in seconds, peak RSS in MB by the last step and by now."""
         told = {
             "losses": [float(loss) for loss in self.losses],
             "stamps": self.stamps,
@@ -73,8 +73,8 @@ class LabelledWindows(Windows):
     """The same as transformers wants it: the first T are inputs, the last T are targets, already shifted."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        targets = self.ids_NT1[index, 1:]
-        return {"input_ids": self.ids_NT1[index, :-1], "labels": targets, "shift_labels": targets}
+        tokens = self.ids_NT1[index, 1:]
+        return {"input_ids": self.ids_NT1[index, :-1], "labels": tokens, "shift_labels": tokens}
 
 
 def transformers_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor], out: Path, watch: Watch) -> None:
@@ -173,8 +173,8 @@ def litgpt_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor],
         rope_base=int(shape["rope_parameters"]["rope_theta"]),
     )
 
-    def loss(logits: Tensor, targets: Tensor, chunk_size: int = settings["loss_chunk"]) -> Tensor:
-        value = chunked_cross_entropy(logits, targets, chunk_size)
+    def loss(logits: Tensor, tokens: Tensor, chunk_size: int = settings["loss_chunk"]) -> Tensor:
+        value = chunked_cross_entropy(logits, tokens, chunk_size)
         if value.requires_grad and not value.is_meta:
             watch.losses.append(value.detach())
         return value

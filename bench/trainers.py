@@ -48,7 +48,7 @@ HERE = Path(__file__)
 OURS = "tokencodes"
 SKIP = 4  # steps that warm up: caches, allocator, and the peers' compilation
 CHECKED = 6  # steps whose losses must agree
-TOLERANCE = 1e-3  # nats a target
+TOLERANCE = 1e-3  # nats per token
 # CPU seconds (one thread) of forward and backward of one step, all variants in turn in one process, two rounds after one:
 #   transformers: sdpa 3.75, eager attention 3.88, sdpa compiled 3.55
 #   litgpt by chunk of its loss: 128 (its default) 3.67, 512 3.86, none 3.83; compiled: 128 3.45, none 3.62
@@ -64,7 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One process: targets a second by its median step and by the mean, MB, and FLOP/s of the matmul if it was timed."""
+    """One process: tokens per second by its median step and by the mean, MB, and FLOP/s of the matmul if it was timed."""
 
     speed: float
     mean_speed: float
@@ -79,8 +79,8 @@ def run_of(dataset: Path, steps: int, compiled: bool) -> RunConfig:
     """The preset's learned arm for so many steps, with nothing saved on the way."""
     told = [f'data.dataset="{dataset}"', "heldout.windows=4", "heldout.every=0", "checkpoint.every=0"]
     told += ["checkpoint.log_spaced=false", f"engine.compile={str(compiled).lower()}"]
-    each = read_study("small", told)[0].targets_per_step
-    return read_study("small", [*told, f"budget.targets={steps * each}"])[0].run("learned", 1)
+    each = read_study("small", told)[0].tokens_per_step
+    return read_study("small", [*told, f"budget.tokens={steps * each}"])[0].run("learned", 1)
 
 
 def share_out(run: RunConfig, folder: Path, settings: dict[str, dict[str, Any]]) -> None:
@@ -118,7 +118,7 @@ def ours(folder: Path, out: Path) -> None:
     watch.write(out, losses=losses, matmul=max(before, matmul_flops()))
 
 
-def measure(command: list[str], out: Path, settings: dict[str, Any], threads: int, targets: int) -> Measured:
+def measure(command: list[str], out: Path, settings: dict[str, Any], threads: int, tokens: int) -> Measured:
     """One process, from its start to its end."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
@@ -132,8 +132,8 @@ def measure(command: list[str], out: Path, settings: dict[str, Any], threads: in
         sys.exit(f"{command}: {watched['threads']} threads, not {threads}")
     steps = np.diff(watched["stamps"])[SKIP - 1 :]
     return Measured(
-        speed=targets / float(np.median(steps)),
-        mean_speed=targets / float(steps.mean()),
+        speed=tokens / float(np.median(steps)),
+        mean_speed=tokens / float(steps.mean()),
         matmul=watched.get("matmul"),
         **{name: watched[name] for name in ("trained_mb", "peak_mb", "losses", "versions")},
     )
@@ -149,7 +149,7 @@ def rounds(
     found: dict[str, list[Measured]] = {name: [] for name in commands}
     for _ in range(asked.rounds):
         for name, command in commands.items():
-            found[name].append(measure(command, folder / "out", settings[name], asked.threads, run.targets_per_step))
+            found[name].append(measure(command, folder / "out", settings[name], asked.threads, run.tokens_per_step))
     return found
 
 
@@ -160,7 +160,7 @@ def spread(values: list[float], form: str = ",.0f") -> str:
 
 def compared(found: dict[str, list[Measured]], flops: int) -> bool:
     """Prints the table and the ratios, round by round; whether the losses agree."""
-    print(f"{'':14}{'targets/s, median step':>30}{'mean':>8}{'peak RSS MB':>26}{'before saving':>16}")
+    print(f"{'':14}{'tokens/s, median step':>30}{'mean':>8}{'peak RSS MB':>26}{'before saving':>16}")
     for name, runs in found.items():
         mean, trained = (statistics.median(getattr(one, key) for one in runs) for key in ("mean_speed", "trained_mb"))
         speeds, peaks = spread([one.speed for one in runs]), spread([one.peak_mb for one in runs])
@@ -199,11 +199,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         share_out(run, Path(folder), settings)
         found = rounds(asked, settings, run, Path(folder))
-    each = f"{asked.steps} steps of {run.targets_per_step:,} targets, the first {SKIP} left out"
+    each = f"{asked.steps} steps of {run.tokens_per_step:,} tokens, the first {SKIP} left out"
     print(f"preset small, learned: {each}; {asked.rounds} rounds, {asked.threads} threads")
     for name, runs in found.items():
         print(f"{name}: {', '.join(f'{key} {value}' for key, value in {**runs[0].versions, **settings[name]}.items())}")
-    if not compared(found, account_run(run).flops_per_target):
+    if not compared(found, account_run(run).flops_per_token):
         sys.exit(1)
 
 

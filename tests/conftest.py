@@ -69,7 +69,7 @@ def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
         "model": TINY_MODEL,
         "optimizer": {"peak_lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 2, "schedule_steps": 8},
         "batch": {"windows_per_step": 4, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4},
-        "budget": {"targets": 8 * 4 * 16},
+        "budget": {"tokens": 8 * 4 * 16},
         "heldout": {"windows": 8, "every": 4},
         "checkpoint": {"every": 2, "keep": 2},
         "study": {"seeds": [1, 2], "baseline": "learned", "contrasts": [["permuted", "binary"]]},

@@ -24,7 +24,7 @@ ARMS = {"learned": {"interface": "learned"}, "gf2": NOT_POSSIBLE}
 @pytest.fixture
 def preset(dataset, tmp_path) -> str:
     """A preset whose arm `gf2` cannot be built."""
-    return as_preset(tiny_study(dataset.path, arms=ARMS, budget={"targets": 64}), tmp_path)
+    return as_preset(tiny_study(dataset.path, arms=ARMS, budget={"tokens": 64}), tmp_path)
 
 
 def as_preset(study, folder: Path) -> str:
@@ -176,7 +176,7 @@ def test_a_finished_run_in_a_read_only_folder_is_shown(preset, read_only, capsys
 
 def test_a_finished_run_that_brought_its_own_text_is_shown_from_a_read_only_folder(texts, read_only, capsys):
     disk, seal = read_only
-    small = ["data.vocab_size=320", "data.validation=0.2", "model.context=16", "budget.targets=256", f'data.inputs=["{texts}"]']
+    small = ["data.vocab_size=320", "data.validation=0.2", "model.context=16", "budget.tokens=256", f'data.inputs=["{texts}"]']
     options = [word for assignment in small for word in ("--set", assignment)]
     arguments = ["train", "quickstart", *options, "--arm", "gf2", "--out", str(disk / "run"), "--json"]
     assert command(arguments) == 0

@@ -55,7 +55,7 @@ def test_train_verify_report_and_their_json(preset, capsys, tmp_path):
 
 def test_compare_leaves_a_report_and_report_rebuilds_it(preset, capsys, tmp_path):
     out = tmp_path / "study"
-    sets = ["--set", "study.seeds=[1]", "--set", "budget.targets=128"]
+    sets = ["--set", "study.seeds=[1]", "--set", "budget.tokens=128"]
     assert run(["compare", preset, "--out", str(out), *sets, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert set(told["arms"]) == {"learned", "binary", "gf2", "permuted"}
@@ -114,9 +114,9 @@ def test_tokenizer_prepare_and_config_show(texts, capsys, tmp_path):
     fingerprint = json.loads(capsys.readouterr().out)["fingerprint"]
     assert run(arguments) == 0
     assert json.loads(capsys.readouterr().out)["fingerprint"] == fingerprint
-    assert run(["config", "show", "quickstart", "--set", "budget.targets=1", "--json"]) == 0
+    assert run(["config", "show", "quickstart", "--set", "budget.tokens=1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["budget.targets"] == {"value": 1, "origin": "--set budget.targets=1"}
+    assert told["budget.tokens"] == {"value": 1, "origin": "--set budget.tokens=1"}
 
 
 def test_a_check_that_does_not_hold_exits_with_1(study, dataset, tmp_path, capsys, monkeypatch):
@@ -154,8 +154,8 @@ def test_bad_input_is_one_line_and_exit_2(preset, texts, dataset, study, capsys,
     assert "no such file or folder" in bad(capsys, *prepare, str(tmp_path / "none.txt"))
 
     train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
-    told = bad(capsys, "train", preset, "--out", str(tmp_path / "run"), "--arm", "gf2", "--set", "budget.targets=64")
-    assert "made from another configuration (budget.targets is 512 there, 64 asked for)" in told
+    told = bad(capsys, "train", preset, "--out", str(tmp_path / "run"), "--arm", "gf2", "--set", "budget.tokens=64")
+    assert "made from another configuration (budget.tokens is 512 there, 64 asked for)" in told
 
 
 def test_a_dataset_of_another_tokenizer_and_a_corrupt_shard(preset, dataset, capsys, tmp_path):
@@ -175,7 +175,7 @@ def test_a_dataset_of_another_tokenizer_and_a_corrupt_shard(preset, dataset, cap
 
 def test_ctrl_c_saves_and_says_how_to_go_on(preset, tmp_path):
     out = tmp_path / "run"
-    arguments = ["-m", "tokencodes", "train", preset, "--out", str(out), "--arm", "gf2", "--set", "budget.targets=1000000"]
+    arguments = ["-m", "tokencodes", "train", preset, "--out", str(out), "--arm", "gf2", "--set", "budget.tokens=1000000"]
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + PATIENCE
     while not (out / "metrics.jsonl").is_file() or (out / "metrics.jsonl").read_text().count("\n") < 3:

@@ -61,7 +61,7 @@ def whole(dataset, tmp_path_factory) -> Path:
     arms = {"learned": {"interface": "learned"}, "binary": {"interface": "binary"}, "gf2": {"interface": "gf2"}}
     keys = {"seeds": [1, 2], "baseline": "learned", "contrasts": [["gf2", "binary"]]}
     out = tmp_path_factory.mktemp("whole") / "study"
-    study = tiny_study(dataset.path, arms=arms, budget={"targets": 128})
+    study = tiny_study(dataset.path, arms=arms, budget={"tokens": 128})
     assert compare(study.model_copy(update={"study": StudyKeys.model_validate(keys)}), out, Silent())
     return out
 
@@ -140,7 +140,7 @@ def test_means_and_pairs_stand_on_the_seeds_that_did_not_diverge_and_say_so(whol
     assert summary["matched"] is True  # the diverged run saw fewer windows, and is in no pair
     text = page.read_text()
     assert f"<td>{kept:.3f}, diverged</td>" in text
-    assert "gf2 seed 2 diverged in step 5: loss nan. The last finite training loss was 4.500 nats a target." in text
+    assert "gf2 seed 2 diverged in step 5: loss nan. The last finite training loss was 4.500 nats per token." in text
     assert ">1 diverged</text>" in text
 
 
@@ -177,7 +177,7 @@ def test_a_single_run_that_is_not_finite_exits_with_1_and_has_no_result(wild, tm
 def far_away(dataset):
     """One step at a rate that takes the held-out loss to millions of nats: finite, and its exponential is not."""
     arms = {"wild": {"interface": "binary", "overrides": {"peak_lr": 1e3}}}
-    return tiny_study(dataset.path, arms=arms, study={"seeds": [1], "baseline": "wild"}, budget={"targets": 64})
+    return tiny_study(dataset.path, arms=arms, study={"seeds": [1], "baseline": "wild"}, budget={"tokens": 64})
 
 
 def test_a_held_out_loss_above_709_nats_is_a_result_marked_diverged(far_away, dataset, tmp_path, capsys):
@@ -186,7 +186,7 @@ def test_a_held_out_loss_above_709_nats_is_a_result_marked_diverged(far_away, da
     said = capsys.readouterr()
     assert json.loads(said.out)["status"] == "diverged"
     assert "diverged in step 1: held-out loss" in said.err
-    assert "nats a target after the last step: its perplexity is over 1e308" in said.err
+    assert "nats per token after the last step: its perplexity is over 1e308" in said.err
     result = read_result(tmp_path / "run")
     assert (result.steps, result.held_out_loss, result.perplexity) == (1, None, None)
     assert result.divergence.last_loss == pytest.approx(math.log(320), abs=0.3)
@@ -225,7 +225,7 @@ def test_a_checkpoint_of_weights_that_give_no_finite_loss_can_be_written(study, 
         trainer.model.lm_head.weight.fill_(math.inf)
     trainer._save()
     state = checkpoint.read_state(checkpoint.find(tmp_path))
-    assert (state.step, state.replay_loss, tuple(state.replay_targets)) == (1, None, ())
+    assert (state.step, state.replay_loss, tuple(state.replay_token_losses)) == (1, None, ())
     assert checkpoint.read_replay(checkpoint.find(tmp_path)) is None
 
 

@@ -19,12 +19,12 @@ RESULT = HASHES | {
     "arm": "gf2",
     "seed": 1,
     "steps": 8,
-    "targets": 512,
+    "tokens": 512,
     "held_out_loss": 5.5,
     "bits_per_byte": 4.5,
     "perplexity": 244.7,
     "interface": "gf2",
-    "held_out_targets": 128,
+    "held_out_tokens": 128,
     "held_out_bytes": 200,
     "held_out_sha256": "ee",
     "windows_sha256": "99",
@@ -58,7 +58,7 @@ def run(tmp_path):
     for name in ("model", "checkpoints/step-00000008", "models/step-00000008"):
         write(folder / name / "config.json", MODEL)
     for name in ("model", "models/step-00000008"):
-        write(folder / name / "replay.json", {"loss": 5.5, "targets": [], "ids": []})
+        write(folder / name / "replay.json", {"loss": 5.5, "tokens": [], "ids": []})
     write(folder / "checkpoints" / "step-00000008" / "state.json", STATE)
     write(folder / "checkpoints" / "step-00000008" / "manifest.json", {})
     return folder

@@ -83,8 +83,8 @@ def test_a_study_grows_by_arms_and_seeds_without_training_anything_again(dataset
 
 
 def test_another_study_or_other_files_in_the_folder_are_refused(study, whole, dataset, tmp_path):
-    with pytest.raises(InputError, match=r"another recipe \(budget.targets is 512 there, 64 asked for\)"):
-        compare(tiny_study(dataset.path, budget={"targets": 64}), whole, Silent())
+    with pytest.raises(InputError, match=r"another recipe \(budget.tokens is 512 there, 64 asked for\)"):
+        compare(tiny_study(dataset.path, budget={"tokens": 64}), whole, Silent())
     changed = tiny_study(dataset.path, arms={"learned": {"interface": "learned:std=1"}})
     with pytest.raises(InputError, match=r"interface is 'learned' there, 'learned:std=1' asked for"):
         compare(changed, whole, Silent())
@@ -95,7 +95,7 @@ def test_another_study_or_other_files_in_the_folder_are_refused(study, whole, da
 
 def test_a_configuration_that_cannot_work_does_not_claim_the_folder_nor_leave_its_tokenizer(texts, tmp_path):
     arms, out = {"learned": {"interface": "learned"}}, tmp_path / "study"
-    sections = {"arms": arms, "study": {"seeds": [1]}, "budget": {"targets": 64}}
+    sections = {"arms": arms, "study": {"seeds": [1]}, "budget": {"tokens": 64}}
     data = {"inputs": [str(texts)], "vocab_size": 300}
     with pytest.raises(InputError, match="no document fell on the train side"):
         compare(tiny_study("", data={**data, "validation": 1e-9, "min_tokens": 10**6}, **sections), out, Silent())
@@ -110,7 +110,7 @@ def test_a_configuration_that_cannot_work_does_not_claim_the_folder_nor_leave_it
 def test_a_study_from_text_trains_its_own_tokenizer_on_the_training_side(texts, tmp_path):
     data = {"inputs": [str(texts)], "vocab_size": 300, "validation": 0.2}
     arms = {"learned": {"interface": "learned"}}
-    study = tiny_study("", data=data, arms=arms, study={"seeds": [1]}, budget={"targets": 64})
+    study = tiny_study("", data=data, arms=arms, study={"seeds": [1]}, budget={"tokens": 64})
     assert compare(study, tmp_path / "study", Silent())
     facts = read_json(tmp_path / "study" / "facts.json")
     assert len(list((tmp_path / "study").glob("tokenizer-*.json"))) == 1
@@ -207,11 +207,11 @@ def test_the_time_left_counts_only_runs_that_are_still_to_be_trained(dataset, tm
     counted: list[int] = []
     monkeypatch.setattr(module, "_time_left", lambda spent, waiting: counted.append(waiting) or "")
     arms = {"learned": {"interface": "learned"}, "gf2": {"interface": "gf2"}}
-    assert compare(tiny_study(dataset.path, arms=arms, budget={"targets": 64}), tmp_path, Silent())
+    assert compare(tiny_study(dataset.path, arms=arms, budget={"tokens": 64}), tmp_path, Silent())
     assert counted == [3, 2, 1, 0]
     counted.clear()
     listener = Listener()
-    more = tiny_study(dataset.path, arms={**arms, "signed": {"interface": "binary:values=pm1"}}, budget={"targets": 64})
+    more = tiny_study(dataset.path, arms={**arms, "signed": {"interface": "binary:values=pm1"}}, budget={"tokens": 64})
     assert compare(more, tmp_path, listener)
     assert counted == [1, 0]  # four of the six runs were finished
     assert [line.partition(":")[0] for line in listener.lines] == ["run 3 of 6 done", "run 6 of 6 done"]

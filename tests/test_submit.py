@@ -271,7 +271,7 @@ def written_lines(options: tuple[str, ...], command: tuple[str, ...]) -> list[st
         ((), ("train", "quickstart"), "Missing option '--out'"),
         ((), (*TRAIN, "--seeds", "3"), "No such option: --seeds"),
         ((), (*TRAIN, "--arm", "nobody"), "nobody"),
-        ((), (*TRAIN, "--set", "budget.target=1"), "unknown key 'budget.target'"),
+        ((), (*TRAIN, "--set", "budget.token=1"), "unknown key 'budget.token'"),
         ((), (*TRAIN, "--dry-run"), "--dry-run and --replay are answered at once"),
         ((), (*TRAIN, "--replay", "3"), "--dry-run and --replay are answered at once"),
         ((), ("train", "quickstart", "--out", "a\nb"), "a batch file cannot hold a line break"),

@@ -180,7 +180,7 @@ def lost(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     """A rank that is killed in the midst, and one that hangs."""
     told = {}
     for name, number in (("killed", signal.SIGKILL), ("hangs", signal.SIGSTOP)):
-        run = config(odd, "learned", engine={"timeout": 8.0}, budget={"targets": 10**6})
+        run = config(odd, "learned", engine={"timeout": 8.0}, budget={"tokens": 10**6})
         pids = ranks.start(2, trained(run, folder / name, lambda trainer, rank: None))
         wait_for(folder / name / "metrics.jsonl", '"step": 5')
         pids[1].kill(number)
@@ -203,7 +203,7 @@ def wait_for(path: Path, text: str, seconds: float = PATIENCE) -> None:
 
 def signalled(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     """SIGTERM to one rank alone: both save, at the same step, and the run ends as the undisturbed one does."""
-    run = config(odd, "gf2", budget={"targets": 30 * 64})
+    run = config(odd, "gf2", budget={"tokens": 30 * 64})
     undisturbed = ranks.run(2, trained(run, folder / "undisturbed"))
 
     def listening(rank: int) -> object:

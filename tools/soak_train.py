@@ -44,7 +44,7 @@ SMALL = {
     "model.num_attention_heads": 2,
     "model.context": 32,
     "data.vocab_size": 512,
-    "budget.targets": 24 * 8 * 32,
+    "budget.tokens": 24 * 8 * 32,
     "batch.microbatch_windows": 2,
     "heldout.windows": 16,
     "heldout.every": 10,
@@ -78,7 +78,7 @@ def left(out: Path) -> dict[str, Any]:
     lines = [line for line in read_json_lines(out / "metrics.jsonl") if line["kind"] != "start"]
     records = [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
     result = read_json(out / "result.json")
-    kept = {key: result[key] for key in ("steps", "targets", "held_out_loss", "windows_sha256", "start_sha256")}
+    kept = {key: result[key] for key in ("steps", "tokens", "held_out_loss", "windows_sha256", "start_sha256")}
     damages = [told for one in checkpoint.checkpoints(out / "checkpoints") if (told := checkpoint.damage(one))]
     names = sorted(path.name for path in (out / "checkpoints").iterdir())
     return {"weights": weights, "records": records, "result": kept, "damages": damages, "names": names}

@@ -110,7 +110,7 @@ class TokenCodeForCausalLM(LlamaForCausalLM):
         return (model, info) if output_loading_info else model
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, num_targets: int | None = None) -> Tensor:
-        """Mean cross entropy (nats a target) of targets that are already shifted; -100 does not count.
+        """Mean cross entropy (nats per token) of targets that are already shifted; -100 does not count.
 
         num_targets: what to divide the sum by, for a batch that comes in parts; by default this part's own count.
         """
@@ -119,8 +119,8 @@ class TokenCodeForCausalLM(LlamaForCausalLM):
         return total / (num_targets if num_targets is not None else (targets_BT != IGNORE).sum())
 
     @torch.no_grad()
-    def target_losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Cross entropy of each target, nats, [B, T]. Logits exist whole here: for few targets, looked at one by one."""
+    def token_losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Cross entropy of each target token, nats, [B, T]. Logits exist whole here: for few tokens, looked at one by one."""
         logits_BTV = self(ids_BT, use_cache=False).logits.float()
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none").view(targets_BT.shape)
 

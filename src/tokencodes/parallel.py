@@ -6,7 +6,7 @@ The rules:
 2. Ranks share the windows of a step in equal parts (data parallel), so their number changes sums only by rounding.
 3. Parameters, gradients and optimizer state are sharded by FSDP2, a block at a time and the rest together: over all ranks
    (`full`), over those of a node with a copy on each node (`hybrid`), or not at all (`replicate`: one shard, R copies).
-4. Gradients are summed, never averaged: the loss is already divided by the targets of all ranks. They are reduced once an
+4. Gradients are summed, never averaged: the loss is already divided by the tokens of all ranks. They are reduced once an
    step, with its last microbatch.
 5. What is decided on a number or on a signal is decided by all ranks on the same gathered values, so none goes on alone.
 6. Files are the first rank's; what it finds, or the error that it meets, it tells the others. Folders must be shared by nodes.

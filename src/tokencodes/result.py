@@ -15,7 +15,7 @@ RESULT = "result.json"
 
 
 class Divergence(Record):
-    """How a run diverged: the reason, the step at which it stopped, and the last finite training loss (nats a target)."""
+    """How a run diverged: the reason, the step at which it stopped, and the last finite training loss (nats per token)."""
 
     reason: str
     step: NonNegativeInt
@@ -23,7 +23,7 @@ class Divergence(Record):
 
 
 class ResultRecord(Record):
-    """The result of one run. Losses in nats a target; times in seconds; None: there is no such number."""
+    """The result of one run. Losses in nats per token; times in seconds; None: there is no such number."""
 
     status: Literal["done", "diverged"] = "done"
     divergence: Divergence | None = None
@@ -33,11 +33,11 @@ class ResultRecord(Record):
     spec_sha256: str
     codebook_sha256: str | None
     steps: NonNegativeInt
-    targets: NonNegativeInt
+    tokens: NonNegativeInt
     held_out_loss: float | None
     bits_per_byte: float | None
     perplexity: float | None
-    held_out_targets: PositiveInt
+    held_out_tokens: PositiveInt
     held_out_bytes: NonNegativeInt
     held_out_sha256: str
     start_sha256: str  # of body and head before the first step

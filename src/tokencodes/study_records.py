@@ -85,7 +85,7 @@ class Study(Shown):
 
 
 class ArmFacts(Shown):
-    """What an arm has: entries, bytes, FLOPs a target. None: it changes in training."""
+    """What an arm has: entries, bytes, FLOPs per token. None: it changes in training."""
 
     input_parameters: NonNegativeInt
     body_parameters: NonNegativeInt
@@ -94,7 +94,7 @@ class ArmFacts(Shown):
     buffer_entries: NonNegativeInt
     buffer_bytes: NonNegativeInt
     optimizer_bytes: NonNegativeInt
-    flops_per_target: NonNegativeInt
+    flops_per_token: NonNegativeInt
     rank: NonNegativeInt | None
     squared_norm_mean: float | None
 
@@ -133,7 +133,7 @@ class Facts(Shown):
 
 
 class Yardsticks(Shown):
-    """yardsticks.json: losses of n-gram models (nats a target), and on what text and windows they are."""
+    """yardsticks.json: losses of n-gram models (nats per token), and on what text and windows they are."""
 
     unigram: float
     bigram: float
@@ -152,24 +152,24 @@ class Sample(Shown):
 
 
 class MetricsLine(Shown):
-    """A line of metrics.jsonl. Held-out losses have targets and a loss, in nats a target."""
+    """A line of metrics.jsonl. Held-out losses have tokens and a loss, in nats per token."""
 
     kind: Literal["start", "step", "heldout", "scales"]
     step: NonNegativeInt
-    targets: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
     loss: float | None = None
 
     @model_validator(mode="after")
     def _held_out(self) -> Self:
-        if self.kind == "heldout" and (self.loss is None or "targets" not in self.model_fields_set):
-            raise ValueError("a line of kind 'heldout' needs targets and loss")
+        if self.kind == "heldout" and (self.loss is None or "tokens" not in self.model_fields_set):
+            raise ValueError("a line of kind 'heldout' needs tokens and loss")
         return self
 
 
 class HeldOut(Shown):
-    """A held-out loss (nats a target) after so many targets."""
+    """A held-out loss (nats per token) after so many tokens."""
 
-    targets: NonNegativeInt
+    tokens: NonNegativeInt
     loss: float
 
 
@@ -192,5 +192,5 @@ def read_held_out(path: Path) -> list[HeldOut]:
     found = []
     for line in checked_lines(read_json_lines(path), MetricsLine, path, TRAIN_AGAIN):
         if line.loss is not None and line.kind == "heldout":
-            found.append(HeldOut(targets=line.targets, loss=line.loss))
+            found.append(HeldOut(tokens=line.tokens, loss=line.loss))
     return found

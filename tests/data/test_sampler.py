@@ -125,13 +125,13 @@ def test_packed_makes_every_token_with_a_predecessor_a_target_once_an_epoch():
     sampler = packed()
     for epoch in range(3):
         first = epoch * sampler.windows_per_epoch
-        targets = [
+        tokens = [
             (shard, document, position)
             for shard, document, start, length in drawn(sampler.draw(np.arange(first, first + sampler.windows_per_epoch)))
             for position in range(start + 1, start + length)
         ]
         every = [(s, d, p) for s, shard in enumerate(SHARDS) for d, n in enumerate(shard.lengths) for p in range(1, n)]
-        assert sorted(targets) == every
+        assert sorted(tokens) == every
 
 
 def test_packed_goes_shard_by_shard_in_another_order_each_epoch():
@@ -217,11 +217,11 @@ def test_no_index_gives_no_window():
         assert drawn(one.draw(np.empty(0, dtype=np.int64))) == []
 
 
-def test_targets_of_a_window_are_counted_on_average():
-    assert (sampler().targets_per_window, uniform().targets_per_window) == (16.0, 16.0)
-    # Of 40 tokens: windows of 17, 17 and 8 tokens. Of 16: one window. Of 1: none. Targets: 16 + 16 + 7 + 15.
+def test_tokens_of_a_window_are_counted_on_average():
+    assert (sampler().tokens_per_window, uniform().tokens_per_window) == (16.0, 16.0)
+    # Of 40 tokens: windows of 17, 17 and 8 tokens. Of 16: one window. Of 1: none. Tokens: 16 + 16 + 7 + 15.
     found = packed(shards=[Lengths(40, 16), Lengths(1)])
-    assert (found.windows_per_epoch, found.targets_per_window) == (4, 54 / 4)
+    assert (found.windows_per_epoch, found.tokens_per_window) == (4, 54 / 4)
 
 
 @pytest.mark.parametrize(("make", "least"), [(sampler, 17), (uniform, 17), (packed, 2)])

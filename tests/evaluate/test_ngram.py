@@ -87,7 +87,7 @@ def test_each_probability_by_hand(counted, before, target, unigram, bigram):
     assert found.bigram == pytest.approx(-math.log(bigram), rel=1e-12)
 
 
-def test_losses_are_means_over_all_targets_of_all_windows(counted):
+def test_losses_are_means_over_all_tokens_of_all_windows(counted):
     single = [fit_and_score(counted, np.array([pair])) for pair in ([1, 2], [2, 0], [3, 1], [1, 5])]
     found = fit_and_score(counted, np.array([[1, 2, 0], [3, 1, 5]]))
     assert found.unigram == pytest.approx(sum(one.unigram for one in single) / 4, rel=1e-12)

@@ -258,7 +258,7 @@ def test_arms_of_a_seed_have_their_start_and_windows_and_study_in_common(trained
     [
         ("rope_theta = 10000.0", "rope_theta = 500.0"),
         ("streams = 2", "streams = 1"),
-        ("targets = 512", "targets = 513"),
+        ("tokens = 512", "tokens = 513"),
         ('precision = "float32"', 'precision = "bf16-autocast"'),
     ],
 )

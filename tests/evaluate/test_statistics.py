@@ -54,7 +54,7 @@ def test_an_interval_with_zero_in_it_claims_nothing():
 
 def test_a_clear_difference_is_bound_to_recipe_text_and_code_seed():
     told = sentence(pair(-0.30, -0.31, -0.29))
-    assert "0.300 nats a target below learned" in told
+    assert "0.300 nats per token below learned" in told
     assert "3 paired run seeds, same sign in 3" in told
     assert "Under this recipe, text and code seed" in told
 

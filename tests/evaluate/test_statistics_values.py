@@ -38,7 +38,7 @@ def test_one_seed_has_no_interval():
     found = paired_difference("gf2", "learned", {"gf2": {1: 5.5}, "learned": {1: 5.0}})
     assert (found.mean, found.low, found.high) == (0.5, None, None) and not found.excludes_zero
     assert sentence(found) == (
-        "gf2: mean held-out loss 0.500 nats a target above learned in one run each. One seed shows that these two runs differ, "
+        "gf2: mean held-out loss 0.500 nats per token above learned in one run each. One seed shows that these two runs differ, "
         "not that the interfaces do."
     )
 
@@ -66,10 +66,12 @@ def test_an_interval_excludes_zero_only_on_one_side_of_it(low, high, excludes):
 
 def test_a_clear_difference_in_words():
     assert sentence(pair()) == (
-        "gf2: mean held-out loss 0.300 nats a target below learned (95 % t interval -0.400 to -0.200, 2 paired run seeds, "
+        "gf2: mean held-out loss 0.300 nats per token below learned (95 % t interval -0.400 to -0.200, 2 paired run seeds, "
         "same sign in 2). Under this recipe, text and code seed the two interfaces differ by more than run seeds explain."
     )
-    assert sentence(pair(0.3, 0.2, 0.4, (0.35, 0.25))).startswith("gf2: mean held-out loss 0.300 nats a target above learned (")
+    assert sentence(pair(0.3, 0.2, 0.4, (0.35, 0.25))).startswith(
+        "gf2: mean held-out loss 0.300 nats per token above learned ("
+    )
     assert sentence(pair(), unit="bits").startswith("gf2: mean held-out loss 0.300 bits below learned (")
 
 
@@ -82,7 +84,7 @@ def test_a_clear_difference_of_arms_whose_recipes_differ_in_words():
 def test_no_difference_in_words():
     for same_recipe in (True, False):
         assert sentence(pair(-0.1, -0.4, 0.2, (-0.3, 0.1, 0.0)), same_recipe) == (
-            "gf2: mean held-out loss 0.100 nats a target below learned (95 % t interval -0.400 to +0.200, 3 paired run seeds, "
+            "gf2: mean held-out loss 0.100 nats per token below learned (95 % t interval -0.400 to +0.200, 3 paired run seeds, "
             "same sign in 1). The interval contains zero: 3 run seeds do not tell the two interfaces apart."
         )
 

@@ -269,7 +269,7 @@ def test_of_a_run_the_newest_checkpoint_is_taken_and_said(dataset, tmp_path, tok
     told = json.loads(capsys.readouterr().out)
     assert (told["name"], told["checkpoint"]) == ("gf2-seed-1", "step-00000008") and told["runtimes"][0]["texts"] == 8
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "Arm `gf2`, run seed 1" in card and "8 steps, 512 targets (next tokens" in card
+    assert "Arm `gf2`, run seed 1" in card and "8 steps, 512 tokens (next tokens" in card
     assert card.startswith("---\n") and "# gf2-seed-1" in card
 
 

@@ -64,7 +64,7 @@ def put(value: dict, place: tuple[str, ...], new: object) -> None:
 
 REMOVED = object()
 # Of an account, what the report does not show.
-UNREAD = {"interface", "steps", "targets"}
+UNREAD = {"interface", "steps", "tokens"}
 UNREAD |= {"weight_bytes", "gradient_bytes", "activation_bytes", "activation_bytes_recomputed"}
 
 
@@ -140,11 +140,11 @@ def test_a_study_file_with_a_wrong_value_is_one_line(key, value, folder, capsys)
         ("null", ""),
         ('{"step": 3, "loss": 1.0}', "kind"),
         ('{"kind": "another", "step": 3}', "kind"),
-        ('{"kind": "heldout", "step": 3, "targets": 5}', ""),
-        ('{"kind": "heldout", "step": 3, "targets": "5", "loss": 1.0}', "targets"),
-        ('{"kind": "heldout", "step": 3, "targets": 5, "loss": "low"}', "loss"),
-        ('{"kind": "heldout", "step": 3, "targets": 5, "loss": "1.5"}', "loss"),
-        ('{"kind": "heldout", "step": 3, "targets": 5, "loss": NaN}', "loss"),
+        ('{"kind": "heldout", "step": 3, "tokens": 5}', ""),
+        ('{"kind": "heldout", "step": 3, "tokens": "5", "loss": 1.0}', "tokens"),
+        ('{"kind": "heldout", "step": 3, "tokens": 5, "loss": "low"}', "loss"),
+        ('{"kind": "heldout", "step": 3, "tokens": 5, "loss": "1.5"}', "loss"),
+        ('{"kind": "heldout", "step": 3, "tokens": 5, "loss": NaN}', "loss"),
         ('{"kind": "step", "step": "3"}', "step"),
     ],
 )

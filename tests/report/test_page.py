@@ -162,7 +162,7 @@ def test_codes_that_the_spec_alone_does_not_give_are_named_not_drawn(dataset, tm
         "coded": {"interface": "learned-code"},
         "small": {"interface": "binary:scale=match"},
     }
-    study = tiny_study(dataset.path, arms=arms, study={"seeds": [1]}, budget={"targets": 64})
+    study = tiny_study(dataset.path, arms=arms, study={"seeds": [1]}, budget={"tokens": 64})
     assert compare(study, tmp_path / "study", Silent())
     page = Page(write_report(tmp_path / "study")[0].read_text(encoding="utf-8"))
     assert "Not drawn: ranked" in page.words

@@ -44,7 +44,7 @@ def test_flops_follow_the_written_formula():
     study = tiny_study("unused")
     facts = account(study)["binary"]
     matrices = 2 * (4 * 36 * 36 + 3 * 36 * 48) + 320 * 36
-    assert facts["flops_per_target"] == pytest.approx(6 * matrices + 6 * 2 * 36 * 17)
+    assert facts["flops_per_token"] == pytest.approx(6 * matrices + 6 * 2 * 36 * 17)
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "nano"])
@@ -63,7 +63,7 @@ def test_a_dry_run_of_the_papers_recipe_says_what_it_would_take_and_leaves_nothi
     arguments = ["train", "paper", "--arm", "learned", "--out", str(tmp_path / "run"), "--dry-run", "--peak", "400"]
     assert command([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["total_parameters"], told["steps"], told["targets"]) == (1_812_039_680, 381_470, 381_470 * 262_144)
+    assert (told["total_parameters"], told["steps"], told["tokens"]) == (1_812_039_680, 381_470, 381_470 * 262_144)
     assert told["hours_at_peak"] == pytest.approx(10_871_930_880 * 381_470 * 262_144 / 4e14 / 3600)
     assert told["memory_bytes"] == 16 * 1_812_039_680 + told["activation_bytes"]
     assert command(arguments) == 0

@@ -48,7 +48,7 @@ def refused(capsys, *arguments: str) -> str:
         "model.intermediate_size=1000000000",
         "model.num_attention_heads=10000000",
         "model.context=1000000000",
-        f"budget.targets={HUGE}",
+        f"budget.tokens={HUGE}",
         f"optimizer.schedule_steps={HUGE}",
         f"optimizer.warmup_steps={HUGE}",
         f"heldout.windows={HUGE}",
@@ -84,14 +84,14 @@ def test_the_largest_counts_and_seeds_that_are_taken_can_be_trained(sampling, da
     batch = {"windows_per_step": 4, "microbatch_windows": 4, "streams": MOST, "windows_per_visit": MOST}
     study = tiny_study(dataset.path, batch={**batch, "sampling": sampling}, study={"seeds": [(1 << 63) - 1]})
     assert train(study.run("gf2", (1 << 63) - 1), dataset, tmp_path, Silent()).status == "done"
-    for step in ((1 << 60) - 1, 0):  # the last step of the largest budget, at one target a step
+    for step in ((1 << 60) - 1, 0):  # the last step of the largest budget, at one token a step
         indices = rank_indices(step, 4)
         assert (sampler_of(study.run("gf2", 1), dataset).draw(indices).start >= 0).all()
 
 
 @pytest.mark.parametrize("text", [5000 * "1", 100_000 * "["], ids=["digits", "lists"])
 def test_a_number_of_thousands_of_digits_and_deep_lists_are_one_line(text, capsys, tmp_path):
-    assert "budget.targets" in refused(capsys, "params", "quickstart", "--set", f"budget.targets={text}")
+    assert "budget.tokens" in refused(capsys, "params", "quickstart", "--set", f"budget.tokens={text}")
     (tmp_path / "preset.toml").write_text(f"[budget]\ntargets = {text}\n")
     assert "preset.toml: not TOML" in refused(capsys, "params", str(tmp_path / "preset.toml"))
     for name, read in (("file.json", read_json), ("file.jsonl", read_json_lines)):

@@ -96,7 +96,7 @@ def test_the_arms_of_a_seed_start_from_the_same_bits_and_see_the_same_windows(st
 
 
 def test_the_losses_of_20_steps_are_the_golden_ones(dataset, tmp_path):
-    study = tiny_study(dataset.path, budget={"targets": 20 * 4 * 16})
+    study = tiny_study(dataset.path, budget={"tokens": 20 * 4 * 16})
     for arm in study.arms:
         train(study.run(arm, 1), dataset, tmp_path / arm, Silent())
         losses = [line["loss"] for line in records(tmp_path / arm) if line["kind"] == "step"]
@@ -104,7 +104,7 @@ def test_the_losses_of_20_steps_are_the_golden_ones(dataset, tmp_path):
 
 
 def test_training_learns(dataset, tmp_path):
-    study = tiny_study(dataset.path, budget={"targets": 60 * 4 * 16}, heldout={"windows": 64, "every": 0})
+    study = tiny_study(dataset.path, budget={"tokens": 60 * 4 * 16}, heldout={"windows": 64, "every": 0})
     train(study.run("learned", 1), dataset, tmp_path, Silent())
     first, *_, last = (line["loss"] for line in records(tmp_path) if line["kind"] == "heldout")
     assert last < first - 0.3
@@ -120,8 +120,8 @@ def test_microbatches_only_cut_the_work(dataset, tmp_path):
 
 
 def test_the_budget_ends_at_the_first_boundary_that_reaches_it(dataset, tmp_path):
-    result = train(tiny_study(dataset.path, budget={"targets": 65}).run("gf2", 1), dataset, tmp_path, Silent())
-    assert (result.steps, result.targets) == (2, 128)
+    result = train(tiny_study(dataset.path, budget={"tokens": 65}).run("gf2", 1), dataset, tmp_path, Silent())
+    assert (result.steps, result.tokens) == (2, 128)
 
 
 def test_the_last_step_can_be_replayed(undisturbed, study):
@@ -137,7 +137,7 @@ def test_a_non_finite_loss_never_reaches_the_weights(study, dataset, tmp_path, m
     trainer = Trainer(study.run("gf2", 1), dataset, tmp_path, Silent())
     trainer.run()
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    trainer.config = trainer.config.model_copy(update={"budget": trainer.config.budget.model_copy(update={"targets": 10**6})})
+    trainer.config = trainer.config.model_copy(update={"budget": trainer.config.budget.model_copy(update={"tokens": 10**6})})
     loss = trainer.model.loss
     monkeypatch.setattr(trainer.model, "loss", lambda *a, **k: loss(*a, **k) * float("nan"))
     with pytest.raises(CheckFailed, match=r"in step 9 \(windows 32 to 35\); it begins at windows 32 to 33, loss\."):
@@ -213,9 +213,9 @@ def test_both_signals_ask_for_a_stop_at_the_next_boundary(number, capsys):
 
 def test_the_result_holds_what_its_loss_means(undisturbed, dataset):
     result = read_json(undisturbed["gf2"] / "result.json")
-    loss, targets, size = (result[key] for key in ("held_out_loss", "held_out_targets", "held_out_bytes"))
+    loss, tokens, size = (result[key] for key in ("held_out_loss", "held_out_tokens", "held_out_bytes"))
     assert result["perplexity"] == pytest.approx(np.exp(loss))
-    assert result["bits_per_byte"] == pytest.approx(loss / np.log(2) * targets / size)
+    assert result["bits_per_byte"] == pytest.approx(loss / np.log(2) * tokens / size)
     assert loss == [line["loss"] for line in records(undisturbed["gf2"]) if line["kind"] == "heldout"][-1]
 
 

@@ -30,7 +30,7 @@ RECORDS = [
 
 
 def step(step: int, steps_done_seconds: float = 1.0, loss: float = 5.123456) -> StepRecord:
-    """A step of 64 targets at 64 targets a second."""
+    """A step of 64 tokens at 64 tokens per second."""
     return StepRecord(step, 64 * step, loss, 1e-3, 1.0, steps_done_seconds, rate=64.0)
 
 
@@ -72,14 +72,14 @@ def test_a_number_that_is_not_finite_is_never_written(number, tmp_path):
         "3",
         '{"kind": "step"}',
         '{"kind": "gossip", "step": 1}',
-        '{"kind": "heldout", "step": 1, "targets": 64, "loss": "low"}',
-        '{"kind": "heldout", "step": 1, "targets": 64, "loss": NaN}',
-        '{"kind": "heldout", "step": 1, "targets": 64, "loss": 1.0, "more": 1}',
+        '{"kind": "heldout", "step": 1, "tokens": 64, "loss": "low"}',
+        '{"kind": "heldout", "step": 1, "tokens": 64, "loss": NaN}',
+        '{"kind": "heldout", "step": 1, "tokens": 64, "loss": 1.0, "more": 1}',
     ],
 )
 def test_a_line_with_wrong_contents_is_named(line, tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps({"kind": "heldout", "step": 0, "targets": 0, "loss": 5.75}) + "\n" + line + "\n")
+    path.write_text(json.dumps({"kind": "heldout", "step": 0, "tokens": 0, "loss": 5.75}) + "\n" + line + "\n")
     with pytest.raises(InputError, match=re.escape(f"{path}, line 2: ")) as caught:
         MetricsFile(path, 1)
     assert "\n" not in str(caught.value)
@@ -88,16 +88,16 @@ def test_a_line_with_wrong_contents_is_named(line, tmp_path):
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", ["gf2 seed 1", "a-very-long-name-of-an-arm-with-many-words seed 123456"])
 def test_a_line_fits_and_shows_the_loss_and_the_time_left(width, name):
-    line = progress_line(width, name, "1234/100000", "loss 5.123", "1:02:03 left", ("held-out 5.234", "12,345 targets/s"))
+    line = progress_line(width, name, "1234/100000", "loss 5.123", "1:02:03 left", ("held-out 5.234", "12,345 tokens/s"))
     assert len(line) <= width
     assert "loss 5.123" in line and line.endswith("1:02:03 left")
-    assert ("targets/s" in line) == (width == 120 and name == "gf2 seed 1") or width == 80
+    assert ("tokens/s" in line) == (width == 120 and name == "gf2 seed 1") or width == 80
 
 
 def test_what_does_not_fit_is_left_out_in_order():
-    parts = ("gf2 seed 1", "3/8", "loss 5.1", "0:09 left", ("held-out 5.2", "64 targets/s"))
-    assert progress_line(66, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 targets/s  0:09 left"
-    assert progress_line(64, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 targets/s  0:09 left"
+    parts = ("gf2 seed 1", "3/8", "loss 5.1", "0:09 left", ("held-out 5.2", "64 tokens/s"))
+    assert progress_line(66, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 tokens/s  0:09 left"
+    assert progress_line(64, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 tokens/s  0:09 left"
     assert progress_line(63, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  0:09 left"
     assert progress_line(49, *parts) == "gf2 seed 1  3/8  loss 5.1  0:09 left"
     assert progress_line(30, *parts) == "gf2   3/8  loss 5.1  0:09 left"
@@ -132,7 +132,7 @@ def test_a_log_has_plain_lines_now_and_then(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     clock[0] += 20.0
     terminal.record(step(2))
-    assert capsys.readouterr().err == "gf2 seed 1: step 2/10  loss 5.123  64 targets/s  about 0:00:08 left\n"
+    assert capsys.readouterr().err == "gf2 seed 1: step 2/10  loss 5.123  64 tokens/s  about 0:00:08 left\n"
     terminal.record(step(3))
     assert capsys.readouterr().err == ""
     terminal.end()

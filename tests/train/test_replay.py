@@ -103,7 +103,7 @@ def test_the_command_says_it_in_json_and_in_a_line(finished, exploded, capsys, t
 
 def test_a_run_of_a_study_finds_its_text_and_nothing_is_prepared_anew(texts, tmp_path, capsys):
     data = f'data.inputs=["{texts}"]'
-    small = ["data.vocab_size=320", "data.validation=0.2", "model.context=16", "budget.targets=256", "study.seeds=[1]"]
+    small = ["data.vocab_size=320", "data.validation=0.2", "model.context=16", "budget.tokens=256", "study.seeds=[1]"]
     sets = [word for assignment in (data, *small) for word in ("--set", assignment)]
     assert command(["compare", "quickstart", "--out", str(tmp_path / "study"), *sets, "--json"]) == 0
     run = tmp_path / "study" / "gf2" / "seed-1"

@@ -113,7 +113,7 @@ def test_a_clock_that_jumps_changes_nothing(study, dataset, undisturbed, tmp_pat
     monkeypatch.setattr(time, "time", lambda: real() + draw.uniform(-1e8, 1e8))
     result = train(study.run("gf2", 1), dataset, tmp_path / "gf2", Silent())
     expected = read_json(undisturbed / "result.json")
-    for key in ("held_out_loss", "windows_sha256", "steps", "targets"):
+    for key in ("held_out_loss", "windows_sha256", "steps", "tokens"):
         assert getattr(result, key) == expected[key]
     assert 0 < result.seconds < 60
     assert all(line["seconds"] > 0 and line["rate"] > 0 for line in _steps(tmp_path / "gf2"))

@@ -37,19 +37,19 @@ def test_every_sampling_resumes_bitwise_and_passes_its_checks(sampling, dataset,
     assert certify(tmp_path / "stopped").holds
 
 
-def test_packed_counts_real_targets_and_its_loss_is_the_mean_over_them(dataset, tmp_path):
+def test_packed_counts_real_tokens_and_its_loss_is_the_mean_over_them(dataset, tmp_path):
     batch = {**BATCH, "sampling": "packed", "windows_per_step": 192, "microbatch_windows": 32}
-    trainer = Trainer(sampled(dataset, "packed", batch=batch, budget={"targets": 16}), dataset, tmp_path, Silent())
+    trainer = Trainer(sampled(dataset, "packed", batch=batch, budget={"tokens": 16}), dataset, tmp_path, Silent())
     ids = torch.from_numpy(trainer.window_ids(0))
     inputs, targets = inputs_and_targets(ids)
     real = targets != IGNORE
     assert 0 < int(real.sum()) < targets.numel()
     logits = trainer.model(inputs).logits
-    expected = torch.nn.functional.cross_entropy(logits[real], targets[real])
+    expected = torch.nn.functional.cross_entropy(logits[real], tokens[real])
     trainer.run()
     first = records(tmp_path)[1]
     assert first["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert first["targets"] == int(real.sum())
+    assert first["tokens"] == int(real.sum())
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ def test_every_preset_is_valid(name):
 
 def test_the_papers_numbers():
     study, _ = read_study("paper", [])
-    assert study.targets_per_step == 262_144
+    assert study.tokens_per_step == 262_144
     assert study.steps == 381_470
     assert (study.optimizer.beta1, study.optimizer.beta2, study.optimizer.eps) == (0.9, 0.95, 1e-8)
     assert (study.optimizer.weight_decay, study.optimizer.clip) == (0.01, 1.0)
@@ -27,8 +27,8 @@ def test_the_predecessor_preset_has_the_shape_of_its_model_cards():
     model = study.model
     shape = (model.hidden_size, model.num_hidden_layers, model.num_attention_heads, model.context)
     assert (study.data.vocab_size, *shape) == (65_536, 1024, 32, 32, 1024)
-    assert study.budget.targets == 17_000_000_000
-    assert study.targets_per_step == 262_144
+    assert study.budget.tokens == 17_000_000_000
+    assert study.tokens_per_step == 262_144
     # SwiGLU has three matrices of d x m. A GELU part of width 4 d has two of d x 4 d.
     swiglu, gelu = 3 * 1024 * model.intermediate_size, 2 * 1024 * 4096
     assert gelu <= swiglu <= 1.002 * gelu
@@ -101,7 +101,7 @@ def test_a_saved_configuration_with_wrong_contents_is_one_line(text, tmp_path):
         (["optimizer.peak_lr=nan"], "optimizer.peak_lr"),
         (["optimizer.min_lr=1"], "min_lr 1 is above peak_lr"),
         (["optimizer.warmup_steps=100000"], "must be below schedule_steps"),
-        (["budget.targets=0"], "budget.targets = 0"),
+        (["budget.tokens=0"], "budget.tokens = 0"),
         (["data.validation=1.5"], "data.validation = 1.5"),
         (["arms.gf2.interface=gf3"], "unknown words 'gf3'; did you mean 'gf2'?"),
         (["arms.gf2.overrides.peak_rl=1"], "only optimizer keys may differ between arms"),

@@ -18,7 +18,7 @@ from tokencodes.errors import CheckFailed, InputError
 from tokencodes.files import read_json_lines
 from tokencodes.parallel import World
 from tokencodes.train import loop
-from tokencodes.train.loop import REPLAY_TARGETS, Trainer
+from tokencodes.train.loop import REPLAY_TOKENS, Trainer
 from tokencodes.train.metrics import HeldOutRecord, ScalesRecord, Silent, StartRecord, StepRecord
 from tokencodes.train.nonfinite import NonFinite
 from tokencodes.train.observe import part_of
@@ -98,7 +98,7 @@ def saves_of(trainer: Trainer, monkeypatch) -> list[tuple[int, bool]]:
 def test_a_run_begins_with_nothing_done(dataset, tmp_path):
     trainer = trainer_of(dataset, tmp_path / "a" / "b", engine={"head": "torch"})
     state = trainer.state
-    assert (state.step, state.targets, state.seconds, state.windows_sha256, state.last_loss) == (0, 0, 0.0, "", None)
+    assert (state.step, state.tokens, state.seconds, state.windows_sha256, state.last_loss) == (0, 0, 0.0, "", None)
     assert (state.dataset_fingerprint, state.tokenizer_sha256) == (dataset.fingerprint, dataset.tokenizer_sha256)
     assert len(state.start_sha256) == 64
     assert trainer.last_ids.shape == (0, 17)
@@ -187,14 +187,14 @@ def test_a_step_leaves_a_record_and_counters_that_can_be_computed_anew(dataset, 
         ids = trainer.window_ids(number - 1)
         digests = b"".join(hashlib.sha256(window.astype("<i8").tobytes()).digest() for window in ids)
         chain = hashlib.sha256(chain.encode() + digests).hexdigest()
-        assert (record.step, record.targets) == (number, 64 * number)
+        assert (record.step, record.tokens) == (number, 64 * number)
         assert record.lr == learning_rate(number - 1, trainer.config.optimizer)
         assert record.seconds > 0 and record.rate == pytest.approx(64 / record.seconds)
         assert record.peak_share is None  # no peak was measured
         assert record.memory_bytes > 1 << 20
         assert sum(norm**2 for norm in record.grad_norm_parts.values()) == pytest.approx(record.grad_norm**2, rel=1e-5)
         assert set(record.grad_norm_parts) == {part_of(name) for name, _ in trainer.model.named_parameters()}
-    assert (trainer.state.step, trainer.state.targets) == (3, 192)
+    assert (trainer.state.step, trainer.state.tokens) == (3, 192)
     assert trainer.state.windows_sha256 == chain
     assert trainer.state.last_loss == record.loss
     assert np.array_equal(trainer.last_ids, trainer.window_ids(2))
@@ -216,13 +216,13 @@ def test_durations_add_up_and_a_clock_that_stands_still_gives_no_rate(dataset, t
     assert (still.seconds, still.rate, still.peak_share) == (0.0, 0.0, 0.0)
 
 
-def test_only_targets_that_count_are_counted(dataset, tmp_path):
+def test_only_tokens_that_count_are_counted(dataset, tmp_path):
     batch = {"windows_per_step": 32, "microbatch_windows": 16, "sampling": "packed"}
     trainer = trainer_of(dataset, tmp_path, batch=batch)
     records = steps(trainer, 6)
     counts = [int((trainer.window_ids(step)[:, 1:] != IGNORE).sum()) for step in range(6)]
     assert min(counts) < 32 * 16  # some windows are short
-    assert [record.targets for record in records] == np.cumsum(counts).tolist()
+    assert [record.tokens for record in records] == np.cumsum(counts).tolist()
 
 
 def test_gradients_are_reduced_with_the_last_microbatch_alone(dataset, tmp_path, monkeypatch):
@@ -241,7 +241,7 @@ def test_held_out_loss_is_measured_at_the_start_every_so_many_steps_and_at_the_e
     trainer = trainer_of(dataset, tmp_path, observer, heldout={"windows": 8, "every": every})
     assert trainer.run() is True
     assert observer.steps(HeldOutRecord) == expected
-    assert [record.targets for record in observer.records if isinstance(record, HeldOutRecord)] == [64 * at for at in expected]
+    assert [record.tokens for record in observer.records if isinstance(record, HeldOutRecord)] == [64 * at for at in expected]
 
 
 def test_every_record_is_written_and_told_in_the_same_order(dataset, tmp_path):
@@ -297,10 +297,10 @@ def test_a_stop_that_was_asked_for_before_does_no_step_and_saves_nothing(dataset
     assert checkpoint.checkpoints(tmp_path / "checkpoints") == []
 
 
-@pytest.mark.parametrize(("targets", "steps"), [(1, 1), (64, 1), (65, 2), (128, 2), (129, 3)])
-def test_the_budget_ends_at_the_first_boundary_that_has_reached_it(targets, steps, dataset, tmp_path):
+@pytest.mark.parametrize(("tokens", "steps"), [(1, 1), (64, 1), (65, 2), (128, 2), (129, 3)])
+def test_the_budget_ends_at_the_first_boundary_that_has_reached_it(tokens, steps, dataset, tmp_path):
     observer = Log()
-    trainer = trainer_of(dataset, tmp_path, observer, budget={"targets": targets})
+    trainer = trainer_of(dataset, tmp_path, observer, budget={"tokens": tokens})
     assert trainer.run() is True
     assert observer.steps(StepRecord)[-1] == steps
     assert observer.steps(HeldOutRecord) == [0, steps]
@@ -330,13 +330,13 @@ def test_a_run_that_goes_on_says_so_and_measures_no_start(dataset, tmp_path):
 def test_windows_that_are_shorter_on_average_are_told_at_the_start_alone(dataset, tmp_path):
     batch, stop = {"windows_per_step": 4, "microbatch_windows": 2, "sampling": "packed"}, StopAfter(1)
     trainer = trainer_of(dataset, tmp_path, stop, stop.stop, batch=batch)
-    each = trainer.sampler.targets_per_window
+    each = trainer.sampler.tokens_per_window
     steps = -(-512 // (4 * each))
     assert each < 16 and steps > 8
     trainer.run()
     assert stop.begun == [("learned seed 1", 0, steps)]
     assert stop.lines == [
-        f"learned seed 1: {each:.0f} of 16 targets a window on average, so the budget takes about {steps:,.0f} steps; the "
+        f"learned seed 1: {each:.0f} of 16 tokens a window on average, so the budget takes about {steps:,.0f} steps; the "
         "schedule is of 8"
     ]
     observer = Log()
@@ -435,7 +435,7 @@ def test_an_error_closes_the_log_the_loader_and_the_writer_and_ends_the_display(
 
 def test_a_run_that_ends_well_closes_its_writer_and_its_display_once(dataset, tmp_path, monkeypatch):
     observer, closed = Log(), []
-    trainer = trainer_of(dataset, tmp_path, observer, budget={"targets": 64})
+    trainer = trainer_of(dataset, tmp_path, observer, budget={"tokens": 64})
     monkeypatch.setattr(trainer.writer, "close", lambda now=False: closed.append(now))
     trainer.run()
     assert (closed, observer.ends) == ([False], 1)
@@ -502,19 +502,19 @@ def test_ids_are_pinned_where_there_is_a_gpu(monkeypatch):
     assert torch.equal(loop.as_tensor(ids), torch.arange(1, 5))
 
 
-def test_a_checkpoint_keeps_the_loss_after_the_step_and_the_first_targets_of_the_first_window(dataset, tmp_path, monkeypatch):
-    assert REPLAY_TARGETS == 256
+def test_a_checkpoint_keeps_the_loss_after_the_step_and_the_first_tokens_of_the_first_window(dataset, tmp_path, monkeypatch):
+    assert REPLAY_TOKENS == 256
     trainer = trainer_of(dataset, tmp_path, engine={"head": "torch"})
     steps(trainer, 2)
-    monkeypatch.setattr(loop, "REPLAY_TARGETS", 5)
+    monkeypatch.setattr(loop, "REPLAY_TOKENS", 5)
     trainer._save()
     state = checkpoint.read_state(checkpoint.find(tmp_path))
     ids = torch.from_numpy(trainer.window_ids(1))
     with torch.no_grad():
         loss = float(trainer.model.loss(ids[:, :-1], ids[:, 1:]))
-    expected = trainer.model.target_losses(ids[:1, :5], ids[:1, 1:6])[0]
+    expected = trainer.model.token_losses(ids[:1, :5], ids[:1, 1:6])[0]
     assert state.replay_loss == pytest.approx(loss, rel=1e-6)
-    assert list(state.replay_targets) == pytest.approx(expected.tolist(), rel=1e-6)
+    assert list(state.replay_token_losses) == pytest.approx(expected.tolist(), rel=1e-6)
     assert trainer.model.head_kernel == "torch"  # as it was asked for
     assert np.array_equal(np.load(checkpoint.find(tmp_path) / "last_step.npy"), trainer.window_ids(1))
 
@@ -609,6 +609,6 @@ def test_a_run_without_a_whole_checkpoint_does_not_begin_again(dataset, saved, t
 def test_a_run_that_went_on_has_the_state_of_its_checkpoint(dataset, saved, tmp_path):
     trainer = go_on(dataset, saved, tmp_path / "run")
     state = checkpoint.read_state(checkpoint.find(tmp_path / "run"))
-    assert (trainer.state.step, trainer.state.targets) == (8, 512)
+    assert (trainer.state.step, trainer.state.tokens) == (8, 512)
     assert trainer.state.windows_sha256 == state.windows_sha256
     assert np.array_equal(trainer.last_ids, trainer.window_ids(7))

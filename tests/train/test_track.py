@@ -86,7 +86,7 @@ def go(observer: Observer, run: str, first: int, last: int, end: bool = True) ->
 def test_numbers_become_scalars_by_kind_and_dotted_name_and_texts_stay_apart():
     numbers, texts = split(StepRecord(7, 448, 4.5, 1e-3, 2.0, 0.5, {"body": 1.5, "head": 0.5}))
     wanted = {
-        "step/targets": 448.0,
+        "step/tokens": 448.0,
         "step/loss": 4.5,
         "step/grad_norm_parts.body": 1.5,
         "step/grad_norm_parts.head": 0.5,
@@ -100,7 +100,7 @@ def test_numbers_become_scalars_by_kind_and_dotted_name_and_texts_stay_apart():
 
 
 def test_each_run_of_a_study_is_a_run_of_the_tracker_with_its_own_configuration(dataset, tmp_path):
-    study, fake = tiny_study(dataset.path, budget={"targets": 64}), Fake(tmp_path)
+    study, fake = tiny_study(dataset.path, budget={"tokens": 64}), Fake(tmp_path)
     for arm in ("gf2", "binary"):
         train(study.run(arm, 1), dataset, tmp_path / arm / "seed-1", Several([Silent(), fake]))
     assert [(run, told["arm"], step) for run, told, step, _ in fake.opened] == [

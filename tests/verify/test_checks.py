@@ -139,9 +139,9 @@ def biased(model):
 def shifted_twice(model):
     loss = model.loss
 
-    def again(ids, targets, num_targets=None):
-        moved = torch.full_like(targets, IGNORE)
-        moved[:, :-1] = targets[:, 1:]
+    def again(ids, tokens, num_targets=None):
+        moved = torch.full_like(tokens, IGNORE)
+        moved[:, :-1] = tokens[:, 1:]
         return loss(ids, moved, num_targets)
 
     model.loss = again

@@ -198,7 +198,7 @@ def test_a_generation_that_makes_nothing_or_no_numbers_does_not_hold(bound):
 # Replay.
 
 
-def kept_by(model, targets: int = 3, short: bool = True) -> Replay:
+def kept_by(model, tokens: int = 3, short: bool = True) -> Replay:
     """What a run would have kept of six windows, one of which ends early."""
     ids = drawn_ids(model).clone()
     if short:
@@ -208,7 +208,7 @@ def kept_by(model, targets: int = 3, short: bool = True) -> Replay:
         logits = model(inputs).logits.double()
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=IGNORE)
     counted = (wanted != IGNORE).flatten()
-    return Replay(ids.numpy(), float(losses[counted].mean()), tuple(losses[:targets].tolist()))
+    return Replay(ids.numpy(), float(losses[counted].mean()), tuple(losses[:tokens].tolist()))
 
 
 @pytest.fixture
@@ -223,14 +223,14 @@ def test_a_folder_that_keeps_no_step_has_nothing_to_replay():
 
 
 @pytest.mark.parametrize("short", [False, True])
-@pytest.mark.parametrize("targets", [1, 3, 15])
-def test_a_kept_step_is_replayed_by_its_mean_and_by_its_first_targets(targets, short, keep):
+@pytest.mark.parametrize("tokens", [1, 3, 15])
+def test_a_kept_step_is_replayed_by_its_mean_and_by_its_first_tokens(tokens, short, keep):
     subject = of("gf2")
-    kept = kept_by(subject.model, targets, short)
+    kept = kept_by(subject.model, tokens, short)
     keep(kept)
     made = runtime.replay(subject)
     assert (made.level, made.name, made.status, made.scope) == ("L5", "replay of the last step", "holds", MEASURED)
-    told = f"{kept.loss:.6f} nats a target, kept {kept.loss:.6f}; {targets} one by one within "
+    told = f"{kept.loss:.6f} nats per token, kept {kept.loss:.6f}; {tokens} one by one within "
     assert made.detail.startswith(told)
 
 
@@ -239,19 +239,19 @@ def test_a_kept_step_is_replayed_by_its_mean_and_by_its_first_targets(targets, s
 def test_a_mean_loss_may_be_apart_by_two_parts_in_a_million(relative, sign, status, keep):
     subject = of("gf2")
     kept = kept_by(subject.model)
-    keep(Replay(kept.ids, kept.loss * (1 + sign * relative), kept.targets))
+    keep(Replay(kept.ids, kept.loss * (1 + sign * relative), kept.token_losses))
     assert runtime.replay(subject).status == status
 
 
-@pytest.mark.parametrize("target", [0, 2])
+@pytest.mark.parametrize("token", [0, 2])
 @pytest.mark.parametrize(("apart", "status"), [(2 * DELTA, "holds"), (2.5 * DELTA, "fails"), (float("nan"), "fails")])
-def test_a_target_may_be_apart_by_twice_the_bound_of_logits(target, apart, status, bound, keep, monkeypatch):
+def test_a_token_may_be_apart_by_twice_the_bound_of_logits(token, apart, status, bound, keep, monkeypatch):
     subject = of("gf2")
     kept = kept_by(subject.model)
     keep(Replay(kept.ids, kept.loss, (1.0, 1.0, 1.0)))
     losses = torch.ones(1, 3)
-    losses[0, target] += apart
-    monkeypatch.setattr(type(subject.model), "target_losses", lambda self, inputs, targets: losses)
+    losses[0, token] += apart
+    monkeypatch.setattr(type(subject.model), "token_losses", lambda self, inputs, targets: losses)
     made = runtime.replay(subject)
     assert made.status == status
     assert made.detail.endswith(f"3 one by one within {apart:.1e}, bound {2 * DELTA:.1e}")
@@ -264,7 +264,7 @@ def test_a_loss_that_is_no_number_is_never_the_kept_one(keep):
     subject = of("gf2")
     kept = kept_by(subject.model)
     for loss in (float("nan"), float("inf")):
-        keep(Replay(kept.ids, loss, kept.targets))
+        keep(Replay(kept.ids, loss, kept.token_losses))
         assert runtime.replay(subject).status == "fails"
     keep(kept)
     subject.model.lm_head.register_forward_hook(lambda module, args, out: out)
@@ -278,6 +278,6 @@ def test_the_kept_ids_are_the_ones_that_are_replayed(keep):
     kept = kept_by(subject.model)
     ids = kept.ids.copy()
     ids[5, 3] = (ids[5, 3] + 1) % 320
-    keep(Replay(ids, kept.loss, kept.targets))
+    keep(Replay(ids, kept.loss, kept.token_losses))
     assert runtime.replay(subject).status == "fails"
     assert np.array_equal(ids[0], kept.ids[0])

@@ -50,7 +50,7 @@ class ReplayRecord(Record):
     """What an exported folder keeps of its last step; loss: None where there is none in float32."""
 
     loss: float | None
-    targets: tuple[float, ...]
+    token_losses: tuple[float, ...]
     ids: list[list[int]]
 
 
@@ -58,7 +58,7 @@ class TrainState(Record):
     """Counters and identities. The sampler's whole state is `step` times the windows of a step."""
 
     step: int = 0
-    targets: int = 0
+    tokens: int = 0
     seconds: float = 0.0  # spent in steps so far
     dataset_fingerprint: str
     tokenizer_sha256: str
@@ -66,7 +66,7 @@ class TrainState(Record):
     windows_sha256: str = ""  # a chain over the ids of all steps so far: equal in every arm of a seed
     last_loss: float | None = None  # of the last step's windows, before the step
     replay_loss: float | None = None  # of the same windows by these weights, after it
-    replay_targets: tuple[float, ...] = ()  # of the first targets of the first of them, one by one
+    replay_token_losses: tuple[float, ...] = ()  # of the first tokens of the first of them, one by one
 
     def after(self, **changes: Any) -> "TrainState":
         """The same state with some values changed."""
@@ -160,16 +160,16 @@ def read_last_ids(checkpoint: Path) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Replay:
-    """The ids int64[G, T + 1] of the last step, their mean loss by the saved weights, and the first targets' one by one."""
+    """The ids int64[G, T + 1] of the last step, their mean loss by the saved weights, and those of the first tokens one by one."""
 
     ids: np.ndarray
     loss: float
-    targets: tuple[float, ...]
+    token_losses: tuple[float, ...]
 
 
 def write_replay(folder: Path, state: TrainState, ids: np.ndarray) -> None:
     """Leaves in an exported folder what a checkpoint has for `read_replay`."""
-    kept = ReplayRecord(loss=state.replay_loss, targets=state.replay_targets, ids=ids.tolist())
+    kept = ReplayRecord(loss=state.replay_loss, token_losses=state.replay_token_losses, ids=ids.tolist())
     write_json(folder / REPLAY, kept.model_dump())
 
 
@@ -177,11 +177,11 @@ def read_replay(place: Path) -> Replay | None:
     """The last step that a checkpoint or an exported folder keeps; None if it keeps none, or no loss of it in float32."""
     if (place / REPLAY).is_file():
         kept = read_record(place / REPLAY, ReplayRecord)
-        return None if kept.loss is None else Replay(np.array(kept.ids, dtype=np.int64), kept.loss, kept.targets)
+        return None if kept.loss is None else Replay(np.array(kept.ids, dtype=np.int64), kept.loss, kept.token_losses)
     if not (place / LAST_IDS).is_file():
         return None
     state = read_state(place)
-    return None if state.replay_loss is None else Replay(read_last_ids(place), state.replay_loss, state.replay_targets)
+    return None if state.replay_loss is None else Replay(read_last_ids(place), state.replay_loss, state.replay_token_losses)
 
 
 def find(path: Path) -> Path:

@@ -201,13 +201,13 @@ def _inspection(found: "Inspection") -> Table:
         table.add_row("exposure", "nothing is seen", "no training document has T + 1 tokens")
     else:
         seen = found.exposure
-        table.add_row("exposure: never seen", f"{seen.unseen:.1%} of the targets", "in documents shorter than T + 1 tokens")
+        table.add_row("exposure: never seen", f"{seen.unseen:.1%} of the tokens", "in documents shorter than T + 1 tokens")
         table.add_row("exposure: interior of documents", f"{seen.interior:.2f} of the mean", "")
         table.add_row("exposure: towards the ends of documents", f"{seen.edges:.2f} of the mean", "")
         for one in seen.histogram:
             high = "and more" if one.high is None else f"to {one.high:g}"
             table.add_row(
-                f"exposure {one.low:g} {high} of the mean", f"{one.tokens:,} targets", f"{_bar(one.share)} of what is seen"
+                f"exposure {one.low:g} {high} of the mean", f"{one.tokens:,} tokens", f"{_bar(one.share)} of what is seen"
             )
     table.add_section()
     table.add_row("fingerprint", found.fingerprint[:16], f"checked: {found.checked}")

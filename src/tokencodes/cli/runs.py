@@ -99,7 +99,7 @@ def train(
     if result.divergence is not None:
         emit(as_json, values, f"{out}: the run has ended without a score; see {out}/result.json")
         raise CheckFailed(f"{out}: diverged in step {result.divergence.step}: {result.divergence.reason}")
-    score = f"held-out loss {result.held_out_loss:.4f} nats a target, {result.bits_per_byte:.4f} bits a byte"
+    score = f"held-out loss {result.held_out_loss:.4f} nats per token, {result.bits_per_byte:.4f} bits a byte"
     emit(as_json, values, f"{score}; see {out}/model")
 
 
@@ -121,9 +121,9 @@ def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) ->
         "parameters": f"{facts.total_parameters:,} ({facts.input_parameters:,} of the input)",
         f"memory of {where}, {run.engine.precision}": f"{whole} GB: state {told}, activations of a microbatch "
         f"{kept} (were all blocks recomputed: {fewer})",
-        "steps": f"{facts.steps:,}, each of {run.batch.windows_per_step:,} windows, {run.targets_per_step:,} targets",
-        "targets": f"{facts.targets:,}",
-        "FLOPs": f"{facts.flops:.3e}, {facts.flops_per_target:,} a target",
+        "steps": f"{facts.steps:,}, each of {run.batch.windows_per_step:,} windows, {run.tokens_per_step:,} tokens",
+        "tokens": f"{facts.tokens:,}",
+        "FLOPs": f"{facts.flops:.3e}, {facts.flops_per_token:,} a token",
     }
     if hours is not None:
         rows[f"time at {peak:g} TFLOP/s"] = f"{significant(hours)} hours"

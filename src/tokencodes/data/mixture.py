@@ -99,9 +99,9 @@ class MixtureSampler(Sampler):
         self._block = lru_cache(maxsize=256)(self._draw_block)
 
     @property
-    def targets_per_window(self) -> float:
+    def tokens_per_window(self) -> float:
         """By the datasets' shares."""
-        each = [sampler.targets_per_window for sampler in self._samplers]
+        each = [sampler.tokens_per_window for sampler in self._samplers]
         return float(np.average(each, weights=self._quotas))
 
     def _draw_block(self, block: int) -> tuple[Ints, Ints]:

@@ -49,8 +49,8 @@ class Sampler(ABC):
         self.context = context
 
     @property
-    def targets_per_window(self) -> float:
-        """How many targets a window has, on average."""
+    def tokens_per_window(self) -> float:
+        """How many tokens a window has, on average."""
         return float(self.context)
 
     @abstractmethod
@@ -169,7 +169,7 @@ class TokenUniformSampler(_InVisits):
 
 class PackedSampler(_OverShards):
     """Every document cut at 0, T, 2T, ...; each window once an epoch, the last of a document short: every token that has one
-    before it in its document is a target exactly once an epoch.
+    before it in its document is predicted exactly once an epoch.
 
     Epoch e = i div (windows of all shards). Its shards come in the order of permutation(seed, "pshards", n, (e, part, 0)), the
     windows of a shard in the order of a permutation by formula (`scatter`) with word 0 of key (seed, "packed"), counter
@@ -191,7 +191,7 @@ class PackedSampler(_OverShards):
         return int(self._sizes.sum())
 
     @property
-    def targets_per_window(self) -> float:
+    def tokens_per_window(self) -> float:
         """Fewer than T, because the last window of a document is short."""
         return sum(int(shard.lengths.sum()) - len(shard.lengths) for shard in self._shards) / self.windows_per_epoch
 

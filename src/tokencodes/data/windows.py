@@ -30,14 +30,14 @@ def read_windows(shards: list[Shard], sampler: Sampler, indices: Ids) -> Ids:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The frozen windows. ids_NT1: int64[N, T + 1]; target_bytes: bytes of text that the N·T targets stand for."""
+    """The frozen windows. ids_NT1: int64[N, T + 1]; text_bytes: bytes of text that the N·T tokens stand for."""
 
     ids_NT1: Ids
-    target_bytes: int
+    text_bytes: int
 
     @property
-    def targets(self) -> int:
-        """How many targets: N·T."""
+    def tokens(self) -> int:
+        """The number of predicted tokens: N·T."""
         return int(self.ids_NT1[:, 1:].size)
 
     @property
@@ -46,12 +46,12 @@ class HeldOut:
         return hashlib.sha256(self.ids_NT1.astype("<i8").tobytes()).hexdigest()
 
     def bits_per_byte(self, loss: float) -> float:
-        """Nats a target -> bits a byte of text."""
-        return loss * self.targets / (self.target_bytes * float(np.log(2.0)))
+        """Nats per token -> bits a byte of text."""
+        return loss * self.tokens / (self.text_bytes * float(np.log(2.0)))
 
 
 def held_out_windows(corpus: Corpus, context: int, count: int) -> HeldOut:
-    """At most `count` windows of the validation side: no target is in two of them, and no seed is involved.
+    """At most `count` windows of the validation side: no predicted token is in two of them, and no seed is involved.
 
     Every document is cut at 0, T, 2T, ...; of all the cuts, `count` evenly spaced ones are taken, so every document weighs
     by its length.

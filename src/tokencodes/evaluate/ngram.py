@@ -1,4 +1,4 @@
-"""Yardsticks: what counting alone reaches on the same held-out targets, fitted to the training text.
+"""Yardsticks: what counting alone reaches on the same held-out tokens, fitted to the training text.
 
 unigram  add-one: p(t) = (n(t) + 1) / (N + V).
 bigram   Witten-Bell, interpolated with the unigram (I. Witten & T. Bell, 1991): p(t | s) =
@@ -16,14 +16,14 @@ from tokencodes.data.distribution import token_counts
 
 @dataclass(frozen=True)
 class NgramLosses:
-    """Held-out losses, nats a target."""
+    """Held-out losses, nats per token."""
 
     unigram: float
     bigram: float
 
 
 def fit_and_score(dataset: Corpus, ids_NT1: NDArray[np.int64]) -> NgramLosses:
-    """Counts all training documents (end-of-text included), scores the N·T targets of held-out windows int64[N, T + 1]."""
+    """Counts all training documents (end-of-text included), scores the N·T tokens of held-out windows int64[N, T + 1]."""
     size = dataset.vocab_size
     counts_V = token_counts(dataset)
     pairs: list[NDArray[np.int64]] = []

@@ -51,7 +51,7 @@ def paired_difference(arm: str, baseline: str, losses: dict[str, dict[int, float
     return PairedDifference(arm, baseline, seeds, tuple(values.tolist()), float(values.mean()), low, high)
 
 
-def sentence(pair: PairedDifference, same_recipe: bool = True, unit: str = "nats a target") -> str:
+def sentence(pair: PairedDifference, same_recipe: bool = True, unit: str = "nats per token") -> str:
     """What this many seeds allow to be said of one pair, and no more."""
     count = len(pair.seeds)
     direction = "above" if pair.mean > 0 else "below"

@@ -152,18 +152,18 @@ def _run(origin: Origin) -> dict[str, Any]:
         f"AdamW ({optimizer.beta1}, {optimizer.beta2}), learning rate {optimizer.peak_lr:g} to {optimizer.min_lr:g} over "
         f"{optimizer.schedule_steps:,} steps, of which {optimizer.warmup_steps:,} warm up, weight decay "
         f"{optimizer.weight_decay:g}, gradients clipped at {optimizer.clip:g}, {batch.windows_per_step:,} windows of "
-        f"{config.model.context:,} targets a step, drawn by {SAMPLING[batch.sampling]}, {result.environment['dtype']}"
+        f"{config.model.context:,} tokens a step, drawn by {SAMPLING[batch.sampling]}, {result.environment['dtype']}"
     )
     return {
         "arm": result.arm,
         "seed": result.seed,
         "steps": f"{result.steps:,}",
-        "targets": f"{result.targets:,}",
+        "tokens": f"{result.tokens:,}",
         "data": f"{text} (fingerprint {result.dataset_fingerprint[:12]})",
         "recipe": recipe,
         "loss": _score(result.held_out_loss),
         "bits_per_byte": _score(result.bits_per_byte),
-        "held_out_targets": f"{result.held_out_targets:,}",
+        "held_out_tokens": f"{result.held_out_tokens:,}",
     }
 
 

@@ -67,12 +67,12 @@ def _axes(height: float) -> tuple[Figure, Axes]:
 
 @matplotlib.rc_context(STYLE)
 def loss_curves(study: StudyResult) -> str:
-    """Held-out loss against targets, one line a seed; the yardsticks as level lines."""
+    """Held-out loss against tokens, one line a seed; the yardsticks as level lines."""
     figure, axes = _axes(3.6)
     for arm, look in looks(study.arms).items():
         for number, run in enumerate(study.runs[arm].values()):
             axes.plot(
-                [line.targets / 1e3 for line in run.held_out],
+                [line.tokens / 1e3 for line in run.held_out],
                 [line.loss for line in run.held_out],
                 color=look.colour,
                 linestyle=look.dash,
@@ -82,7 +82,7 @@ def loss_curves(study: StudyResult) -> str:
                 label=arm if number == 0 else None,
             )
             if run.result.diverged:
-                stopped, edge = run.result.targets / 1e3, axes.get_xaxis_transform()
+                stopped, edge = run.result.tokens / 1e3, axes.get_xaxis_transform()
                 axes.plot([stopped], [1.0], DIVERGED, color=look.colour, markersize=9, transform=edge, clip_on=False)
     for name in ("unigram", "bigram"):
         axes.axhline(getattr(study.yardsticks, name), color="#666666", linewidth=1, linestyle=(0, (2, 2)))
@@ -92,8 +92,8 @@ def loss_curves(study: StudyResult) -> str:
     runs = (run for arm in study.arms for run in study.runs[arm].values() if not run.result.diverged)
     later = [line.loss for run in runs for line in run.held_out[1:]]
     axes.set_ylim(top=max([study.yardsticks.unigram, *later]) + 0.3)
-    axes.set_xlabel("targets seen (thousands)")
-    axes.set_ylabel("held-out loss (nats a target)")
+    axes.set_xlabel("tokens seen (thousands)")
+    axes.set_ylabel("held-out loss (nats per token)")
     axes.legend(frameon=False, fontsize=10.5, handlelength=3.2)
     return svg(figure, "curves")
 
@@ -119,7 +119,7 @@ def final_losses(study: StudyResult) -> str:
     axes.set_yticks(range(len(arms)), arms)
     axes.set_ylim(len(arms) - 0.5, -0.75)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("held-out loss (nats a target); lower is better")
+    axes.set_xlabel("held-out loss (nats per token); lower is better")
     return svg(figure, "final")
 
 
@@ -147,7 +147,7 @@ def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:
     axes.set_yticks(range(len(pairs)), [f"{pair.arm}\n- {pair.baseline}" for pair in pairs], fontsize=10)
     axes.set_ylim(len(pairs) - 0.4, -0.5)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("difference in held-out loss (nats a target)")
+    axes.set_xlabel("difference in held-out loss (nats per token)")
     return svg(figure, "differences")
 
 

@@ -1,6 +1,6 @@
 """Parameters, buffers, memory and arithmetic of every arm, counted on the meta device: no weight is allocated.
 
-Counts are asserted to sum. FLOPs a target, forward and backward: 6 × parameters of the matrices that are multiplied (body and
+Counts are asserted to sum. FLOPs per token, forward and backward: 6 × parameters of the matrices that are multiplied (body and
 head; a table look-up multiplies nothing) + causal attention, 6 L d (T + 1): scores and values, each 2 d multiply-adds a
 visible position, (T + 1) / 2 of them on average, times 3 for forward and backward. Recomputation is not counted.
 """
@@ -21,7 +21,7 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Account:
-    """One arm. Parameters and buffers in entries, memory in bytes (float32 training state), FLOPs a target."""
+    """One arm. Parameters and buffers in entries, memory in bytes (float32 training state), FLOPs per token."""
 
     interface: str
     input_parameters: int
@@ -35,9 +35,9 @@ class Account:
     optimizer_bytes: int
     activation_bytes: int  # of one microbatch, as the run's engine keeps them; see `activations`
     activation_bytes_recomputed: int  # the same if every block were recomputed in the backward pass
-    flops_per_target: int
+    flops_per_token: int
     steps: int
-    targets: int
+    tokens: int
     rank: int | None
     squared_norm_mean: float | None
 
@@ -63,7 +63,7 @@ class Account:
     @property
     def flops(self) -> int:
         """Of the whole run."""
-        return self.flops_per_target * self.targets
+        return self.flops_per_token * self.tokens
 
 
 def account_run(run: RunConfig) -> Account:
@@ -91,16 +91,16 @@ def account_run(run: RunConfig) -> Account:
         optimizer_bytes=2 * FLOAT32 * total,
         activation_bytes=kept.bytes(run.engine.recompute),
         activation_bytes_recomputed=kept.bytes(1),
-        flops_per_target=flops_per_target(model),
+        flops_per_token=flops_per_token(model),
         steps=run.steps,
-        targets=run.steps * run.targets_per_step,
+        tokens=run.steps * run.tokens_per_step,
         rank=facts.rank,
         squared_norm_mean=facts.squared_norm_mean,
     )
 
 
-def flops_per_target(model: TokenCodeForCausalLM) -> int:
-    """FLOPs of a target, forward and backward, by the formula above; T is the model's `max_position_embeddings`."""
+def flops_per_token(model: TokenCodeForCausalLM) -> int:
+    """FLOPs of a token, forward and backward, by the formula above; T is the model's `max_position_embeddings`."""
     config = model.config
     matrices = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2) + model.lm_head.weight.numel()
     return int(6 * matrices + 6 * config.num_hidden_layers * config.hidden_size * (config.max_position_embeddings + 1))

@@ -41,7 +41,7 @@ def place(model: TokenCodeForCausalLM, engine: EngineConfig, world: World) -> No
             block.compile()
     low = engine.precision == "bf16-parameters"
     if world.ranks > 1 or low:
-        shard(model, blocks, ("loss", "target_losses"), mesh_of(world, engine.sharding), low)  # onto its device part by part
+        shard(model, blocks, ("loss", "token_losses"), mesh_of(world, engine.sharding), low)  # onto its device part by part
     model.to(world.device)
 
 

@@ -19,7 +19,7 @@ MOST = 1 << 40
 MOST_ENTRIES = 1 << 42  # of one activation of a microbatch: 17 TB
 Positive = Annotated[int, Field(gt=0, le=MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=MOST)]
-Targets = Annotated[int, Field(gt=0, le=1 << 60)]
+Tokens = Annotated[int, Field(gt=0, le=1 << 60)]
 Vocabulary = Annotated[int, Field(gt=0, le=VOCABULARY_BOUND)]
 Width = Annotated[int, Field(gt=0, le=WIDTH_BOUND)]
 Depth = Annotated[int, Field(gt=0, le=4096)]
@@ -123,9 +123,9 @@ class BatchConfig(Section):
 
 
 class BudgetConfig(Section):
-    """Training ends at the first step boundary at which the counter has reached `targets`; repeats count."""
+    """Training ends at the first step boundary at which the counter has reached `tokens`; repeats count."""
 
-    targets: Targets
+    tokens: Tokens
 
 
 class HeldOutConfig(Section):
@@ -209,7 +209,7 @@ class Recipe(Section):
         entries = windows * model.context * max(model.hidden_size, model.intermediate_size)
         if entries > MOST_ENTRIES:
             raise ValueError(
-                f"a microbatch of {windows:,} windows of {model.context:,} targets: one activation of it alone takes "
+                f"a microbatch of {windows:,} windows of {model.context:,} tokens: one activation of it alone takes "
                 f"{4 * entries / 1e12:,.1f} TB; lower batch.microbatch_windows or model.context"
             )
         return self
@@ -220,14 +220,14 @@ class Recipe(Section):
         return min(self.batch.microbatch_windows, self.batch.windows_per_step)
 
     @property
-    def targets_per_step(self) -> int:
+    def tokens_per_step(self) -> int:
         """G × T."""
         return self.batch.windows_per_step * self.model.context
 
     @property
     def steps(self) -> int:
         """Step boundaries until the budget is reached."""
-        return -(-self.budget.targets // self.targets_per_step)
+        return -(-self.budget.tokens // self.tokens_per_step)
 
 
 class RunConfig(Recipe):

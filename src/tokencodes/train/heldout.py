@@ -9,10 +9,10 @@ from tokencodes.parallel import ALONE, World
 
 @torch.no_grad()
 def window_loss(model: TokenCodeForCausalLM, ids_NT1: torch.Tensor, batch: int, world: World = ALONE) -> float:
-    """Mean cross entropy (nats a target) of all targets of windows int64[N, T + 1], `batch` windows at a time; every rank is
+    """Mean cross entropy (nats per token) of all tokens of windows int64[N, T + 1], `batch` windows at a time; every rank is
     given all windows, and computes its share of them."""
     total = 0.0
-    targets = int((ids_NT1[:, 1:] != IGNORE).sum())
+    tokens = int((ids_NT1[:, 1:] != IGNORE).sum())
     for part in world.share(ids_NT1, IGNORE).split(batch):
         total += float(model.loss(*inputs_and_targets(part.to(world.device)), num_targets=1))
-    return sum(world.gather(total)) / targets
+    return sum(world.gather(total)) / tokens

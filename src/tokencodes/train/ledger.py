@@ -19,7 +19,7 @@ from tokencodes.train.settings import read_run
 
 @dataclass(frozen=True)
 class Entry:
-    """One window. `start` and `tokens` count ids of the document; its last id is no input, its first no target."""
+    """One window. `start` and `tokens` count ids of the document; its last id is no input, and its first is not predicted."""
 
     window: int
     dataset: str

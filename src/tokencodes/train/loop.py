@@ -24,7 +24,7 @@ from tokencodes.errors import CheckFailed, InputError
 from tokencodes.init import initialise
 from tokencodes.loss import IGNORE, inputs_and_targets
 from tokencodes.parallel import World, join, reduce_gradients
-from tokencodes.train.account import flops_per_target
+from tokencodes.train.account import flops_per_token
 from tokencodes.train.build import autocast, body_sha256, build_model, matmul_dtype, place, sampler_of
 from tokencodes.train.checks import check_memory
 from tokencodes.train.config import RunConfig, log_spaced
@@ -50,7 +50,7 @@ from tokencodes.train.peak import matmul_peak
 from tokencodes.train.settings import write_run
 from tokencodes.train.stop import Stop
 
-REPLAY_TARGETS = 256  # whose losses a checkpoint keeps one by one
+REPLAY_TOKENS = 256  # whose losses a checkpoint keeps one by one
 
 
 def as_tensor(ids_NT1: np.ndarray) -> torch.Tensor:
@@ -104,7 +104,7 @@ class Trainer:
         self.place = Place(out / "checkpoints", told.keep, told.stays, on_stage, self.observer.say, self.world)
         self.writer = Writer(self.place, told.aside(self.world.device.type == "cuda"))
         self._measured: tuple[int, float] | None = None  # step and held-out loss
-        self._flops, self._peak = flops_per_target(self.model), 0.0  # FLOP/s of all ranks, measured as the run starts
+        self._flops, self._peak = flops_per_token(self.model), 0.0  # FLOP/s of all ranks, measured as the run starts
         self._resume()
         self.world.on_first(self._claim)  # last: what can be refused was refused before
 
@@ -160,12 +160,12 @@ class Trainer:
 
     def run(self) -> bool:
         """Trains until the budget or a stop; True if the budget was reached. Every stop leaves a checkpoint."""
-        config, each = self.config, self.sampler.targets_per_window
-        steps = math.ceil(config.budget.targets / (config.batch.windows_per_step * each))
+        config, each = self.config, self.sampler.tokens_per_window
+        steps = math.ceil(config.budget.tokens / (config.batch.windows_per_step * each))
         name = f"{config.arm} seed {config.seed}"
         if steps != config.steps and self.state.step == 0:
             self.observer.say(
-                f"{name}: {each:.0f} of {config.model.context} targets a window on average, so the budget takes about "
+                f"{name}: {each:.0f} of {config.model.context} tokens a window on average, so the budget takes about "
                 f"{steps:,} steps; the schedule is of {config.optimizer.schedule_steps:,}"
             )
         with self.world.together(), ExitStack() as opened:
@@ -187,7 +187,7 @@ class Trainer:
                 if isinstance(error, InputError) and not self.world.first:
                     raise CheckFailed(str(error)) from error  # this rank's alone, such as a shard that it cannot read
                 raise
-        return self.state.targets >= config.budget.targets
+        return self.state.tokens >= config.budget.tokens
 
     def _steps(self, metrics: MetricsFile | Unwritten, loader: Loader[torch.Tensor]) -> None:
         config, began, start = self.config, self.state.step, self._start()
@@ -196,7 +196,7 @@ class Trainer:
         if self.state.step == 0:
             self._measure(metrics)
         stopping = self.world.any(self.stop.asked)
-        while self.state.targets < config.budget.targets and not stopping:
+        while self.state.tokens < config.budget.tokens and not stopping:
             record = self.train_step(loader)
             metrics.write(record)
             self.observer.record(record)
@@ -204,7 +204,7 @@ class Trainer:
                 self.world.set_timeout(self.model, timedelta(seconds=config.engine.timeout))
             if log_spaced(record.step):
                 self._look(metrics)
-            done = self.state.targets >= config.budget.targets
+            done = self.state.tokens >= config.budget.tokens
             if done or (config.heldout.every and record.step % config.heldout.every == 0):
                 self._measure(metrics)
             stopping = self.world.any(self.stop.asked)
@@ -222,14 +222,14 @@ class Trainer:
         windows = loader[self.state.step]
         ids = windows.numpy()
         shared = world.gather((int((windows[:, 1:] != IGNORE).sum()), window_digests(ids)))
-        targets = sum(count for count, _ in shared)
+        tokens = sum(count for count, _ in shared)
         on_device = windows.to(world.device, non_blocking=True)
         parts = [inputs_and_targets(part) for part in on_device.split(config.batch.microbatch_windows)]
         losses = []
         for number, (inputs, wanted) in enumerate(parts, 1):
             reduce_gradients(self.model, now=number == len(parts))
             with autocast(config.engine, world):
-                part_loss = self.model.loss(inputs, wanted, num_targets=targets)
+                part_loss = self.model.loss(inputs, wanted, num_targets=tokens)
             part_loss.backward()
             losses.append(part_loss.detach())
         loss_of = world.gather(sum(torch.stack(losses).tolist()))
@@ -247,16 +247,16 @@ class Trainer:
         seconds = time.perf_counter() - began
         self.state = self.state.after(
             step=self.state.step + 1,
-            targets=self.state.targets + targets,
+            tokens=self.state.tokens + tokens,
             seconds=self.state.seconds + seconds,
             windows_sha256=chained(self.state.windows_sha256, [one for _, digests in shared for one in digests]),
             last_loss=loss,
         )
         self.last_ids = ids
-        rate = targets / seconds if seconds > 0 else 0.0
+        rate = tokens / seconds if seconds > 0 else 0.0
         return StepRecord(
             self.state.step,
-            self.state.targets,
+            self.state.tokens,
             loss,
             lr,
             norm,
@@ -305,15 +305,15 @@ class Trainer:
         self.observer.record(record)
 
     def _measure(self, metrics: MetricsFile | Unwritten) -> None:
-        record = HeldOutRecord(self.state.step, self.state.targets, self.held_out_loss())
+        record = HeldOutRecord(self.state.step, self.state.tokens, self.held_out_loss())
         metrics.write(record)
         self.observer.record(record)
 
     def _save(self, must: bool = True) -> None:
         """Writes a checkpoint, and the model beside it where that is asked for and the checkpoint stays."""
         config, ids = self.config, self._last_ids()
-        replay, targets = self._replayed(torch.from_numpy(ids))
-        self.state = self.state.after(replay_loss=replay, replay_targets=targets)
+        replay, tokens = self._replayed(torch.from_numpy(ids))
+        self.state = self.state.after(replay_loss=replay, replay_token_losses=tokens)
         self.writer.save(self.model, self.optimizer, self.state, ids, must)
         if config.checkpoint.export and config.checkpoint.stays(self.state.step):
             folder = self.out / "models" / f"step-{self.state.step:08d}"
@@ -333,7 +333,7 @@ class Trainer:
         write_model(self.model, self.dataset, self.state, self._last_ids(), folder, self.world)
 
     def _replayed(self, ids: torch.Tensor) -> tuple[float | None, tuple[float, ...]]:
-        """The last step's loss by the weights as they are, and its first targets' one by one, in float32. Nothing where
+        """The last step's loss by the weights as they are, and its first tokens' one by one, in float32. Nothing where
         parameters are gathered in BF16, or where a loss is not finite."""
         if self.config.engine.precision == "bf16-parameters":
             return None, ()
@@ -342,6 +342,6 @@ class Trainer:
             loss = window_loss(self.model, ids, self.config.batch.microbatch_windows, self.world)
         finally:
             self.model.head_kernel = self.config.engine.head
-        first = inputs_and_targets(ids[:1, : REPLAY_TARGETS + 1].to(self.world.device))
-        targets = tuple(self.model.target_losses(*first)[0].tolist())
-        return (loss, targets) if all(map(math.isfinite, (loss, *targets))) else (None, ())
+        first = inputs_and_targets(ids[:1, : REPLAY_TOKENS + 1].to(self.world.device))
+        tokens = tuple(self.model.token_losses(*first)[0].tolist())
+        return (loss, tokens) if all(map(math.isfinite, (loss, *tokens))) else (None, ())

@@ -27,16 +27,16 @@ CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)  # of records as they 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step. Loss in nats a target before the step; gradient norm before clipping; seconds of the step alone."""
+    """One step. Loss in nats per token before the step; gradient norm before clipping; seconds of the step alone."""
 
     step: int  # steps done, this one included
-    targets: int  # targets processed, this step's included
+    tokens: int  # tokens processed, this step's included
     loss: float
     lr: float
     grad_norm: float
     seconds: float
     grad_norm_parts: dict[str, float] = field(default_factory=dict)  # of input, body and head apart; see `observe`
-    rate: float = 0.0  # targets a second
+    rate: float = 0.0  # tokens per second
     peak_share: float | None = None  # FLOP/s by `account`'s formula over the measured peak of a matrix product, on all ranks
     memory_bytes: int = 0  # most that the first rank has held: resident memory, or a GPU's allocated
     kind: Literal["step"] = "step"
@@ -45,10 +45,10 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class HeldOutRecord:
-    """Held-out loss (nats a target) after `step` steps."""
+    """Held-out loss (nats per token) after `step` steps."""
 
     step: int
-    targets: int
+    tokens: int
     loss: float
     kind: Literal["heldout"] = "heldout"
     __pydantic_config__ = CHECKED
@@ -217,9 +217,9 @@ class Terminal:
         self._rate = record.rate if self._seen <= 2 else 0.9 * self._rate + 0.1 * record.rate
         loss, left, more = f"loss {significant(record.loss, 4)}", "", [self._held_out] if self._held_out else []
         if self._rate:
-            seconds = (self._steps - record.step) * record.targets / record.step / self._rate
+            seconds = (self._steps - record.step) * record.tokens / record.step / self._rate
             left = f"{timedelta(seconds=round(min(seconds, LONGEST)))} left"
-            more.append(f"{self._rate:,.0f} targets/s")
+            more.append(f"{self._rate:,.0f} tokens/s")
         if self._progress is not None:
             self._progress.update(self._task, completed=record.step, loss=loss, left=left, more=tuple(more))
         elif time.monotonic() - self._last_line >= self.PLAIN_SECONDS:

@@ -24,7 +24,7 @@ ROUNDING = 1e-3  # relative, of a loss and a norm some steps after a checkpoint
 
 @dataclass(frozen=True)
 class Replayed:
-    """A step again. Losses in nats a target; `logged` is what metrics.jsonl has of it, None if it never got there."""
+    """A step again. Losses in nats per token; `logged` is what metrics.jsonl has of it, None if it never got there."""
 
     step: int
     began_after: int  # the step of the checkpoint that it was computed from; 0: from the initial weights

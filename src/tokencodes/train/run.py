@@ -26,7 +26,7 @@ def finish(trainer: Trainer) -> ResultRecord:
     """
     loss = trainer.held_out_loss()
     if perplexity(loss) is None:
-        reason = f"held-out loss {loss:,.1f} nats a target after the last step: its perplexity is {OVERFLOW}"
+        reason = f"held-out loss {loss:,.1f} nats per token after the last step: its perplexity is {OVERFLOW}"
         return write_result(trainer, None, _divergence(trainer, trainer.state.step, reason))
     trainer.export(trainer.out / "model")
     return write_result(trainer, loss, None)
@@ -48,12 +48,12 @@ def write_result(trainer: Trainer, loss: float | None, divergence: Divergence | 
         spec_sha256=str(trainer.model.config.spec_sha256),
         codebook_sha256=trainer.model.config.codebook_sha256,
         steps=state.step,
-        targets=state.targets,
+        tokens=state.tokens,
         held_out_loss=loss,
         bits_per_byte=None if loss is None else held_out.bits_per_byte(loss),
         perplexity=None if loss is None else perplexity(loss),
-        held_out_targets=held_out.targets,
-        held_out_bytes=held_out.target_bytes,
+        held_out_tokens=held_out.tokens,
+        held_out_bytes=held_out.text_bytes,
         held_out_sha256=held_out.sha256,
         start_sha256=state.start_sha256,
         windows_sha256=state.windows_sha256,

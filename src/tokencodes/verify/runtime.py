@@ -79,12 +79,12 @@ def replay(subject: Subject) -> Check:
     ids = torch.from_numpy(kept.ids)
     total = sum(float(model.loss(*inputs_and_targets(part), num_targets=1)) for part in ids.split(4))
     found = total / int((ids[:, 1:] != IGNORE).sum())
-    first = ids[:1, : len(kept.targets) + 1]
+    first = ids[:1, : len(kept.token_losses) + 1]
     inputs, targets = inputs_and_targets(first)
-    losses = model.target_losses(inputs, targets)[0]
-    apart = float((losses - torch.tensor(kept.targets)).abs().max())
+    losses = model.token_losses(inputs, targets)[0]
+    apart = float((losses - torch.tensor(kept.token_losses)).abs().max())
     bound = 2 * logit_bound(model, float(model(inputs).logits.abs().max()))
-    detail = f"{found:.6f} nats a target, kept {kept.loss:.6f}; {len(losses)} one by one within {apart:.1e}, bound {bound:.1e}"
+    detail = f"{found:.6f} nats per token, kept {kept.loss:.6f}; {len(losses)} one by one within {apart:.1e}, bound {bound:.1e}"
     close = math.isfinite(kept.loss) and abs(found - kept.loss) <= REPLAY_RELATIVE * abs(kept.loss)  # NaN is close to nothing
     holds = close and apart <= bound
     return check("L5", name, MEASURED, holds, detail)
