@@ -45,7 +45,7 @@ def test_packed_counts_real_tokens_and_its_loss_is_the_mean_over_them(dataset, t
     real = targets != IGNORE
     assert 0 < int(real.sum()) < targets.numel()
     logits = trainer.model(inputs).logits
-    expected = torch.nn.functional.cross_entropy(logits[real], tokens[real])
+    expected = torch.nn.functional.cross_entropy(logits[real], targets[real])
     trainer.run()
     first = records(tmp_path)[1]
     assert first["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
