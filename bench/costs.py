@@ -3,7 +3,7 @@
     OMP_WAIT_POLICY=PASSIVE python bench/costs.py --out docs/costs [--dataset FOLDER ...] [--quick]
 
 The arms are one model in everything but the input: 4 blocks, heads of 64, SwiGLU of 4 d, context 128, an untied head. A step
-is the trainer's: loss, backward, norm and clip, fused AdamW; one microbatch. Arms take turns in one process. Peak memory and
+is the trainer's: loss, backward, norm and clip, fused AdamW; one micro batch. Arms take turns in one process. Peak memory and
 the checkpoint are measured in a fresh process for each arm.
 
 Ids are those of prepared text (embedded text where no --dataset is given). For another vocabulary than its own, ids are folded
@@ -50,7 +50,7 @@ RECYCLED = 1 << 25  # bytes: what is larger, the C library gives back and gets a
 
 def run_of(vocab: int, width: int, arm: str) -> RunConfig:
     """The configuration of one arm."""
-    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 4, "context": CONTEXT}
+    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 4, "context_length": CONTEXT}
     shape["num_attention_heads"] = max(1, width // HEAD)
     told = [f"model.{key}={value}" for key, value in shape.items()]
     interfaces = [f"arms.{name}.interface={spec}" for name, spec in ARMS.items()]
@@ -218,10 +218,10 @@ def memory_lines(memory: list[dict], shapes: list[Shape]) -> list[list[str]]:
 
 
 def paper_text(rates: Rates) -> str:
-    """The paper's shape by formula: two devices, 8 microbatches of 8 windows each a step, the table whole on both."""
+    """The paper's shape by formula: two devices, 8 micro batches of 8 windows each a step, the table whole on both."""
     study = read_study("paper", [])[0]
     table, fixed = (account_run(study.run(arm, 1)) for arm in ("learned", "binary"))
-    parts, tokens = 8, study.batch.windows_per_step * study.model.context // 2
+    parts, tokens = 8, study.batch.global_batch_size * study.model.context_length // 2
     moved = (STEADY + CLEARED * parts + 12 * (parts - 1)) * table.input_parameters, tokens * fixed.flops_per_token
     cases = {"4e14 FLOP/s and 3e12 bytes/s (assumed)": (4e14, 3e12), "this machine's rates": (rates.matmul, rates.stream)}
     lines = [
@@ -231,7 +231,7 @@ def paper_text(rates: Rates) -> str:
     entries = table.input_parameters
     pairs = [(16 * entries, table.state_bytes), (12 * entries, 3 * table.weight_bytes), (4 * entries, table.gradient_bytes)]
     state, saved, reduced = (f"{part / 1e9:.2f} of {whole / 1e9:.2f} GB" for part, whole in pairs)
-    return f"""V 49,152, d 2,048, 24 blocks, {tokens:,} tokens a device and step in {parts} microbatches (each clears and
+    return f"""V 49,152, d 2,048, 24 blocks, {tokens:,} tokens a device and step in {parts} micro batches (each clears and
 adds a dense gradient of the table), nothing recomputed. The table is {entries / table.total_parameters:.1%} of the trained
 parameters, and as much of what goes with them at any batch: {state} of training state, {saved} of a checkpoint,
 {reduced} of the gradients that a step reduces.

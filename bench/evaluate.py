@@ -78,11 +78,11 @@ def child(asked: argparse.Namespace) -> None:
         from tokencodes.evaluate.scorer import Scorer
 
         evaluated = open_evaluated(asked.model, None, "cpu", "float32")
-        lm: Any = LanguageModel(Scorer(evaluated.model, asked.batch), evaluated.texts, LIMIT, evaluated.texts.prefix)
+        lm: Any = LanguageModel(Scorer(evaluated.model, asked.batch_tokens), evaluated.texts, LIMIT, evaluated.texts.prefix)
     else:
         from lm_eval.models.huggingface import HFLM
 
-        lm = HFLM(pretrained=asked.model, device="cpu", dtype="float32", batch_size=asked.batch, max_length=LIMIT)
+        lm = HFLM(pretrained=asked.model, device="cpu", dtype="float32", batch_size=asked.batch_tokens, max_length=LIMIT)
     before, began = peak_mb(), time.perf_counter()
     method = "loglikelihood_rolling" if instances[0].request_type == "loglikelihood_rolling" else "loglikelihood"
     answers = getattr(lm, method)(instances)
@@ -92,7 +92,7 @@ def child(asked: argparse.Namespace) -> None:
     read = [min(LIMIT, len(lm.tok_encode(text))) for text in dict.fromkeys(one.args[0] for one in instances)]
     told = {"seconds": seconds, "before_mb": before, "peak_mb": peak_mb(), "answers": answers, "keys": keys, "tokens": tokens}
     told["read"] = sum(read)
-    told |= {"documents": sum(map(len, chosen.values())), "whole": whole, "batch": asked.batch or lm.scorer.batch}
+    told |= {"documents": sum(map(len, chosen.values())), "whole": whole, "batch": asked.batch_tokens or lm.scorer.batch_tokens}
     asked.out.write_text(json.dumps(told))
 
 
@@ -108,7 +108,7 @@ def measured(asked: argparse.Namespace, who: str, name: str, batch: int | None, 
         out = Path(folder) / "told.json"
         command = [sys.executable, str(HERE), asked.model, "--data", str(asked.data), "--out", str(out), "--child", who, name]
         command += ["--documents", str(asked.documents), "--seed", str(asked.seed), "--every", str(asked.every)]
-        command += (["--batch", str(batch)] if batch else []) + (["--pilot"] if pilot else [])
+        command += (["--batch-tokens", str(batch)] if batch else []) + (["--pilot"] if pilot else [])
         command += ["--agree"] if asked.agree else []
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -124,7 +124,9 @@ def compare(asked: argparse.Namespace, name: str) -> dict[str, Any]:
         {batch: measured(asked, "hflm", name, batch, pilot=True)["seconds"] for batch in batches} if len(batches) > 1 else {}
     )
     best = min(pilots, key=lambda batch: pilots[batch], default=batches[0])
-    rounds = [(measured(asked, "ours", name, asked.batch), measured(asked, "hflm", name, best)) for _ in range(asked.rounds)]
+    rounds = [
+        (measured(asked, "ours", name, asked.batch_tokens), measured(asked, "hflm", name, best)) for _ in range(asked.rounds)
+    ]
     mine, theirs = rounds[0]
     times = mine["read"] / theirs["read"]  # 1 where HFLM answered all
     ours = dict(zip(mine["keys"], zip(mine["answers"], mine["tokens"], strict=True), strict=True))
@@ -189,7 +191,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16])
-    parser.add_argument("--batch", type=int)
+    parser.add_argument("--batch-tokens", type=int)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--agree", action="store_true")
     parser.add_argument("--child", nargs=2)

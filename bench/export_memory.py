@@ -82,11 +82,11 @@ def main() -> None:
     parser.add_argument("--to", nargs="*", default=["llama", "onnx"])
     parser.add_argument("--interface", default="binary")
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--vocab", type=int, default=49152)
+    parser.add_argument("--vocab-size", type=int, default=49152)
     parser.add_argument("--tokenizer", type=Path)
     asked = parser.parse_args()
     if "gguf" in asked.to and asked.tokenizer is None:
-        parser.error("--to gguf needs --tokenizer, one of as many tokens as --vocab")
+        parser.error("--to gguf needs --tokenizer, one of as many tokens as --vocab-size")
     interface, vocab = asked.interface, asked.vocab
     if InterfaceSpec.parse(interface).learned:
         parser.error("--interface learned: its table is among the parameters, so it would count twice")

@@ -1,18 +1,18 @@
 """One GPU, minutes: tokens/s, MFU and peak memory of the 1.7B arms against transformers' own Llama; and the head kernels.
 
-    python bench/gpu.py [--dataset FOLDER] [--recompute 1] [--compile] [--peak TFLOPS] [--out runs/gpu.json] [--markdown FILE]
+    python bench/gpu.py [--dataset FOLDER] [--recompute 1] [--compile] [--peak-tflops TFLOPS] [--out runs/gpu.json] [--markdown FILE]
     python bench/gpu.py --device cpu --shape tiny        # the same code on any machine, in a minute; its figures mean nothing
 
 Not measured: nobody had a GPU to lend, so this was only tried on a CPU, where peak memory is that of the process.
 
-The recipe is the paper's: BF16 autocast over float32 parameters, microbatches of 8 windows of 2,048 tokens (halved, and said
+The recipe is the paper's: BF16 autocast over float32 parameters, micro batches of 8 windows of 2,048 tokens (halved, and said
 so, where they do not fit), gradient accumulation over 64 windows, fused AdamW, gradients clipped to 1. Ours is computed as the
 trainer does it, by the same functions. `llama` is LlamaForCausalLM of the same shape with its own loss (logits whole), all
 else as in ours; it begins with the weights of `learned`, so the two first losses must agree: a check, shown.
 
 Each arm runs in a process of its own, for at most --limit seconds; what did not run is "not measured", with the reason. Tokens
 a second: median over steps after the first, which warms up and compiles. MFU: FLOPs per token by `flops_per_token`, nothing
-counted twice, over --peak, or else over the rate of a large bfloat16 matmul in the same run. Real ids: windows of --dataset, or
+counted twice, over --peak-tflops, or else over the rate of a large bfloat16 matmul in the same run. Real ids: windows of --dataset, or
 of the embedded text (a tokenizer of 3,072 entries), spread over the vocabulary, id * V div 3,072, so that frequencies stay.
 """
 
@@ -54,7 +54,7 @@ from tokencodes.train.settings import read_study
 
 ARMS = ("learned", "binary", "gf2", "llama")
 HEADS = (*KERNELS, "whole logits")
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "context": 64}
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "context_length": 64}
 SHAPE = (*list(TINY)[:-1], "vocab_size", "max_position_embeddings", "rope_parameters", "rms_norm_eps", "initializer_range")
 NOT_MEASURED = "not measured"
 SECONDS = 15.0  # of steps, at least two of them
@@ -108,7 +108,7 @@ def build(run: RunConfig, arm: str, device: torch.device) -> nn.Module:
 
 
 def loss_of(model: nn.Module, ids: Tensor, targets: Tensor, count: int) -> Tensor:
-    """A microbatch's share of the mean loss; transformers' own by its labels, which are already shifted here."""
+    """A micro_batch's share of the mean loss; transformers' own by its labels, which are already shifted here."""
     if isinstance(model, TokenCodeForCausalLM):
         return model.loss(ids, targets, num_targets=count)
     labels = targets.contiguous()
@@ -120,24 +120,24 @@ class Arm:
 
     def __init__(self, plan: Plan, name: str, device: torch.device) -> None:
         self.run, self.world = run_of(plan, name), World(device=device)
-        precision = {"precision": "bf16-autocast", "recompute": plan["recompute"], "compile": plan["compile"]}
-        self.engine = EngineConfig(device=device.type, head=plan["head"], **precision)
+        precision = {"precision": "bf16-autocast", "activation_checkpoint_every": plan["recompute"], "compile": plan["compile"]}
+        self.engine = EngineConfig(device=device.type, loss_kernel=plan["head"], **precision)
         self.model = build(self.run, name, device)
         place(self.model, self.engine, self.world)
         self.optimizer = build_optimizer(self.model, self.run.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(0, self.run.optimizer)
 
-    def step(self, windows: Tensor, microbatch: int) -> float:
+    def step(self, windows: Tensor, micro_batch: int) -> float:
         """One step; its loss."""
         losses, count = [], windows[:, 1:].numel()
-        for part in windows.split(microbatch):
+        for part in windows.split(micro_batch):
             with autocast(self.engine, self.world):
                 loss = loss_of(self.model, *inputs_and_targets(part), count)
             loss.backward()
             losses.append(loss.detach())
         total = total_norm(norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}))
-        clip(self.model, self.run.optimizer.clip, total)
+        clip(self.model, self.run.optimizer.max_grad_norm, total)
         value, norm = float(torch.stack(losses).sum()), float(total)
         if not np.isfinite([value, norm]).all():
             raise RuntimeError(f"loss {value}, gradient norm {norm}: a step that is not finite is no measurement")
@@ -147,36 +147,36 @@ class Arm:
 
 
 def measure_arm(plan: Plan, name: str, device: torch.device) -> dict[str, Any]:
-    """Tokens per second and the rest, of the largest microbatch that fits."""
+    """Tokens per second and the rest, of the largest micro batch that fits."""
     windows = torch.from_numpy(np.load(plan["ids"])).to(device)
-    microbatch = plan["microbatch"]
+    micro_batch = plan["micro_batch"]
     while True:
         try:
-            return measure_steps(plan, Arm(plan, name, device), windows, microbatch)
+            return measure_steps(plan, Arm(plan, name, device), windows, micro_batch)
         except torch.OutOfMemoryError:
-            if microbatch == 1:
+            if micro_batch == 1:
                 raise
-        microbatch //= 2  # outside of `except`, whose traceback holds what was allocated
+        micro_batch //= 2  # outside of `except`, whose traceback holds what was allocated
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def measure_steps(plan: Plan, arm: Arm, windows: Tensor, microbatch: int) -> dict[str, Any]:
+def measure_steps(plan: Plan, arm: Arm, windows: Tensor, micro_batch: int) -> dict[str, Any]:
     """Steps of so many windows until time or number is up, after one that warms up."""
     device, size, times = arm.world.device, plan["windows"], []
-    first = arm.update(windows[:size], microbatch)
+    first = arm.update(windows[:size], micro_batch)
     synchronize(device)
     while len(times) < plan["steps"] and (len(times) < 2 or sum(times) < SECONDS):
         start = (len(times) + 1) * size % len(windows)
         # A step ends with all its kernels: its loss and norm are read back, and the optimizer is waited for.
-        times.append(seconds(lambda: (arm.update(windows[start : start + size], microbatch), synchronize(device))))  # noqa: B023
+        times.append(seconds(lambda: (arm.update(windows[start : start + size], micro_batch), synchronize(device))))  # noqa: B023
     return {
         "tokens_per_second": size * (windows.shape[1] - 1) / statistics.median(times),
         "seconds": times,
         "flops_per_token": flops_per_token(arm.model),
         "parameters": sum(p.numel() for p in arm.model.parameters()),
         "peak_bytes": peak_bytes(device),
-        "microbatch": microbatch,
+        "micro_batch": micro_batch,
         "first_loss": first,
     }
 
@@ -205,9 +205,9 @@ def measure_peak(device: torch.device) -> dict[str, Any]:
 
 
 def measure_heads(plan: Plan, device: torch.device, out: Path) -> None:
-    """Forward and backward of one microbatch's head, by every kernel, under autocast; written kernel by kernel."""
+    """Forward and backward of one micro_batch's head, by every kernel, under autocast; written kernel by kernel."""
     run, found, on_gpu = run_of(plan, "learned"), {}, device.type == "cuda"
-    tokens = torch.from_numpy(np.load(plan["ids"]))[: plan["microbatch"], 1:].flatten().to(device)
+    tokens = torch.from_numpy(np.load(plan["ids"]))[: plan["micro_batch"], 1:].flatten().to(device)
     h = torch.randn(len(tokens), run.model.hidden_size, device=device, requires_grad=True)
     head = (0.02 * torch.randn(run.data.vocab_size, run.model.hidden_size, device=device)).requires_grad_()
 
@@ -285,10 +285,16 @@ def page(found: dict[str, Any]) -> str:
     flops = plan["peak"] * 1e12 if plan["peak"] else peak.get("matmul_flops")
 
     def arm(told: dict[str, Any]) -> list[str]:
-        rate, fits = told["tokens_per_second"], told["microbatch"] == plan["microbatch"]
+        rate, fits = told["tokens_per_second"], told["micro_batch"] == plan["micro_batch"]
         mfu = f"{rate * told['flops_per_token'] / flops:.3f}" if flops else NOT_MEASURED
-        cells = [f"{rate:,.0f}", mfu, f"{told['peak_bytes'] / 2**30:.2f}", str(told["microbatch"]), f"{told['first_loss']:.4f}"]
-        return [*cells, "" if fits else f"a microbatch of {plan['microbatch']} did not fit"]
+        cells = [
+            f"{rate:,.0f}",
+            mfu,
+            f"{told['peak_bytes'] / 2**30:.2f}",
+            str(told["micro_batch"]),
+            f"{told['first_loss']:.4f}",
+        ]
+        return [*cells, "" if fits else f"a micro batch of {plan['micro_batch']} did not fit"]
 
     def head(told: dict[str, Any]) -> list[str]:
         extra = NOT_MEASURED if told["extra_bytes"] is None else f"{told['extra_bytes'] / 2**30:.2f}"
@@ -306,7 +312,7 @@ def page(found: dict[str, Any]) -> str:
         f"Shape {plan['shape']}; device {peak.get('device', NOT_MEASURED)}; torch {torch.__version__}; peak {rate}; "
         f"{plan['windows']} windows a step; recompute {plan['recompute']}; compile {plan['compile']}; head {plan['head']}."
     )
-    columns = ["arm", "tokens/s", "MFU", "peak memory, GiB", "microbatch", "first loss", "note"]
+    columns = ["arm", "tokens/s", "MFU", "peak memory, GiB", "micro_batch", "first loss", "note"]
     kernels = ["head kernel", "ms", "memory above its inputs, GiB", "loss", "note"]
     title = "# The three arms on one GPU\n\nMade by `bench/gpu.py --markdown FILE`, whose head says what is measured."
     return f"{title}\n\n{said}\n\n{table(columns, arms)}\n\n{table(kernels, heads)}\n"
@@ -318,11 +324,11 @@ def main() -> None:
     option("--device", choices=["cuda", "cpu"], default="cuda")
     option("--shape", choices=["paper", "tiny"], default="paper")
     option("--dataset", help="prepared text; best of the 49,152 entries of SmolLM2's tokenizer")
-    option("--peak", type=float, help="TFLOP/s that MFU is counted against")
+    option("--peak-tflops", type=float, help="TFLOP/s that MFU is counted against")
     option("--recompute", type=int, default=1, help="every n-th block is computed again; 0: none")
     option("--compile", action="store_true", help="torch.compile, a block at a time")
     option("--head", default="auto", choices=["auto", *KERNELS])
-    option("--microbatch", type=int, default=8, help="windows")
+    option("--micro_batch", type=int, default=8, help="windows")
     option("--windows", type=int, default=64, help="of a step: 8 x 8 are one GPU's share in the paper")
     option("--steps", type=int, default=5, help="at most, after the first")
     option("--limit", type=float, default=90, help="seconds for each arm")

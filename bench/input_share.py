@@ -42,19 +42,19 @@ def parts(model, config, ids: torch.Tensor, runs: int) -> dict[str, float]:
         out.backward(upstream, retain_graph=True)
 
     found["backward"] = median_ms(backward, runs)
-    found["clipping"] = median_ms(lambda: torch.nn.utils.clip_grad_norm_(table, config.clip), runs)
+    found["clipping"] = median_ms(lambda: torch.nn.utils.clip_grad_norm_(table, config.max_grad_norm), runs)
     optimizer = torch.optim.AdamW(table, lr=1e-6, fused=True)
     found["optimizer"] = median_ms(optimizer.step, runs)
     return found
 
 
 def step_ms(model, config, ids: torch.Tensor, tokens: torch.Tensor, runs: int) -> float:
-    """A whole step of one microbatch."""
+    """A whole step of one micro batch."""
     optimizer = build_optimizer(model, config)
 
     def step() -> None:
         model.loss(ids, tokens).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     told = parser.parse_args()
     study, _ = read_study(told.preset, told.set)
-    shape = (study.batch.microbatch_windows, study.model.context + 1)
+    shape = (study.batch.micro_batch_size, study.model.context_length + 1)
     ids = torch.randint(0, study.data.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     shown = study.model
     size = f"V {study.data.vocab_size:,}, d {shown.hidden_size}, {shown.num_hidden_layers} blocks"

@@ -55,7 +55,7 @@ def run_of(axis: str, size: int) -> RunConfig:
     width = sizes["d"]
     told = {
         "data.vocab_size": sizes["V"],
-        "model.context": sizes["T"],
+        "model.context_length": sizes["T"],
         "model.hidden_size": width,
         "model.intermediate_size": width * 8 // 3,
         "model.num_attention_heads": width // HEAD,
@@ -68,7 +68,7 @@ def measure(axis: str, sizes: tuple[int, ...], ids: RealIds, rounds: int) -> lis
     works = {}
     for size in sizes:
         run = run_of(axis, size)
-        step, windows = Step(run), ids.windows(run.data.vocab_size, TOKENS, run.model.context)
+        step, windows = Step(run), ids.windows(run.data.vocab_size, TOKENS, run.model.context_length)
         works[str(size)] = lambda step=step, windows=windows: step(windows)
     found = []
     for size, times in in_turn(works, rounds).items():

@@ -36,7 +36,7 @@ MATMULS = 5  # on either side of them
 def products(run: RunConfig) -> tuple[Callable[[], None], int]:
     """The matrix products of one step and nothing else, forward and backward, each laid out as training has it and into
     memory that is there already; and their FLOPs."""
-    shape, tokens = run.model, run.batch.microbatch_windows * run.model.context
+    shape, tokens = run.model, run.batch.micro_batch_size * run.model.context_length
     d, f, vocab = shape.hidden_size, shape.intermediate_size, run.data.vocab_size
     layers = [(tokens, d, d)] * 4 + [(tokens, d, f)] * 2 + [(tokens, f, d)]
     rows = chunk_rows(torch.empty(tokens, d), torch.empty(vocab, d))
@@ -47,7 +47,7 @@ def products(run: RunConfig) -> tuple[Callable[[], None], int]:
         x_NK, w_MK = torch.randn(n, k), torch.randn(m, k)
         y_NM, y = (torch.randn(m, n).T, torch.empty(m, n).T) if one in head else (torch.randn(n, m), torch.empty(n, m))
         ready[one] = x_NK, w_MK, y_NM, y, torch.empty(n, k), torch.empty(m, k)
-    shapes = (layers * shape.num_hidden_layers + head) * (run.batch.windows_per_step // run.batch.microbatch_windows)
+    shapes = (layers * shape.num_hidden_layers + head) * (run.batch.global_batch_size // run.batch.micro_batch_size)
 
     def work() -> None:
         for one in shapes:
@@ -110,8 +110,8 @@ def main() -> None:
         study, _ = read_study(preset, [*asked.set, *given])
         shape, vocab = study.model, study.data.vocab_size
         print(
-            f"{preset}: V {vocab:,}, d {shape.hidden_size}, {shape.num_hidden_layers} blocks, T {shape.context}, "
-            f"{study.batch.windows_per_step} windows a step, {study.batch.microbatch_windows} a microbatch"
+            f"{preset}: V {vocab:,}, d {shape.hidden_size}, {shape.num_hidden_layers} blocks, T {shape.context_length}, "
+            f"{study.batch.global_batch_size} windows a step, {study.batch.micro_batch_size} a micro_batch"
         )
         with tempfile.TemporaryDirectory() as folder:
             for arm in asked.arm:

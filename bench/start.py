@@ -41,7 +41,7 @@ def command(out: Path, arm: str, dataset: Path | None) -> list[str]:
     """What a user types."""
     program = str(Path(sys.executable).with_name("tokencodes"))
     given = ["--set", f"data.dataset={dataset}"] if dataset else []
-    return [program, "train", "nano", "--arm", arm, "--out", str(out), "--set", f"checkpoint.every={EVERY}", *given]
+    return [program, "train", "nano", "--arm", arm, "--out", str(out), "--set", f"checkpoint.interval_steps={EVERY}", *given]
 
 
 def kinds(out: Path) -> list[dict]:

@@ -120,7 +120,7 @@ class Step:
         total = total_norm(norm_of)
         if not math.isfinite(float(total)):
             raise RuntimeError("a step that is not finite is no measurement")
-        clip(self.model, self.config.clip, total)
+        clip(self.model, self.config.max_grad_norm, total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

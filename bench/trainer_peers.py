@@ -107,7 +107,7 @@ def transformers_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Te
         adam_beta2=beta2,
         adam_epsilon=plan["eps"],
         weight_decay=plan["weight_decay"],
-        max_grad_norm=plan["clip"],
+        max_grad_norm=plan["max_grad_norm"],
         optim=settings["optimizer"],
         torch_compile=settings["compile"],
         dataloader_num_workers=settings["workers"],
@@ -200,7 +200,7 @@ def litgpt_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor],
         global_batch_size=windows,
         micro_batch_size=windows,
         max_tokens=len(ids_UGT1) * windows * shape["max_position_embeddings"],
-        max_norm=plan["clip"],
+        max_norm=plan["max_grad_norm"],
         lr_warmup_steps=0,
     )
     pretrain.fit(fabric, 1, state, train, held_out, out, None, told, EvalArgs(never, max_iters=1, final_validation=False))

@@ -77,7 +77,7 @@ class Measured:
 
 def run_of(dataset: Path, steps: int, compiled: bool) -> RunConfig:
     """The preset's learned arm for so many steps, with nothing saved on the way."""
-    told = [f'data.dataset="{dataset}"', "heldout.windows=4", "heldout.every=0", "checkpoint.every=0"]
+    told = [f'data.dataset="{dataset}"', "heldout.windows=4", "heldout.interval_steps=0", "checkpoint.interval_steps=0"]
     told += ["checkpoint.log_spaced=false", f"engine.compile={str(compiled).lower()}"]
     each = read_study("small", told)[0].tokens_per_step
     return read_study("small", [*told, f"budget.tokens={steps * each}"])[0].run("learned", 1)
@@ -97,7 +97,7 @@ def share_out(run: RunConfig, folder: Path, settings: dict[str, dict[str, Any]])
         "shape": {**shape, "tie_word_embeddings": False},
         "rates": [learning_rate(step, recipe) for step in range(run.steps + 1)],
         "betas": [recipe.beta1, recipe.beta2],
-        **{name: getattr(recipe, name) for name in ("peak_lr", "eps", "weight_decay", "clip")},
+        **{name: getattr(recipe, name) for name in ("peak_lr", "eps", "weight_decay", "max_grad_norm")},
         "settings": settings,
     }
     (folder / "plan.json").write_text(json.dumps(plan))

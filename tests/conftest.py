@@ -28,7 +28,7 @@ TINY_MODEL = {
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "context": 16,
+    "context_length": 16,
 }
 
 
@@ -59,7 +59,9 @@ def tokenizer_path(texts, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def dataset(texts, tokenizer_path, tmp_path_factory) -> Dataset:
-    return prepare([str(texts)], tokenizer_path, tmp_path_factory.mktemp("dataset") / "data", PrepareOptions(validation=0.2))
+    return prepare(
+        [str(texts)], tokenizer_path, tmp_path_factory.mktemp("dataset") / "data", PrepareOptions(validation_fraction=0.2)
+    )
 
 
 def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
@@ -68,10 +70,10 @@ def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
         "data": {"dataset": str(dataset_path), "vocab_size": VOCAB},
         "model": TINY_MODEL,
         "optimizer": {"peak_lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 2, "schedule_steps": 8},
-        "batch": {"windows_per_step": 4, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4},
+        "batch": {"global_batch_size": 4, "micro_batch_size": 2, "streams": 2, "windows_per_visit": 4},
         "budget": {"tokens": 8 * 4 * 16},
-        "heldout": {"windows": 8, "every": 4},
-        "checkpoint": {"every": 2, "keep": 2},
+        "heldout": {"windows": 8, "interval_steps": 4},
+        "checkpoint": {"interval_steps": 2, "keep_latest": 2},
         "study": {"seeds": [1, 2], "baseline": "learned", "contrasts": [["permuted", "binary"]]},
         "arms": {
             "learned": {"interface": "learned"},

@@ -126,7 +126,7 @@ def evaluation_json(
         "benchmarks": list(sizes),
         "rows": "local, by SHA-256",
         "embedded_held_out": None,
-        "context": 96,
+        "context_length": 96,
         "prefix": 0,
         "documents": None,
         "seed": None,
@@ -134,7 +134,7 @@ def evaluation_json(
     }
     return {
         "identity": {**told, **identity},
-        "scorer": {"batch": 1024, "how": "packed", "computed_tokens": 99},
+        "scorer": {"batch_tokens": 1024, "how": "packed", "computed_tokens": 99},
         "environment": dict.fromkeys(("tokencodes", "device", "torch", "transformers", "tokenizers"), "1") | {"threads": 1},
         "tokenizer_begin": [],
         "requests_sha256": multiset_sha256(multiset(requests)),

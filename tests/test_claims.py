@@ -68,7 +68,7 @@ def test_no_text_is_prepared_for_a_code_that_cannot_be_built(name, texts, tmp_pa
     ("sets", "complaint"),
     [
         (["arms.gf2.interface=gf2:matrix=none.txt"], "no such file"),
-        (["arms.gf2.interface=gf2", "model.context=5000"], "no document long enough"),
+        (["arms.gf2.interface=gf2", "model.context_length=5000"], "no document long enough"),
         (["arms.gf2.interface=gf2", "data.vocab_size=321"], "the model has 321"),
     ],
 )
@@ -176,7 +176,13 @@ def test_a_finished_run_in_a_read_only_folder_is_shown(preset, read_only, capsys
 
 def test_a_finished_run_that_brought_its_own_text_is_shown_from_a_read_only_folder(texts, read_only, capsys):
     disk, seal = read_only
-    small = ["data.vocab_size=320", "data.validation=0.2", "model.context=16", "budget.tokens=256", f'data.inputs=["{texts}"]']
+    small = [
+        "data.vocab_size=320",
+        "data.validation_fraction=0.2",
+        "model.context_length=16",
+        "budget.tokens=256",
+        f'data.inputs=["{texts}"]',
+    ]
     options = [word for assignment in small for word in ("--set", assignment)]
     arguments = ["train", "quickstart", *options, "--arm", "gf2", "--out", str(disk / "run"), "--json"]
     assert command(arguments) == 0

@@ -84,7 +84,7 @@ def test_a_small_norm_is_not_shown_as_zero(capsys):
 
 def test_codes_certifies_and_draws(dataset, capsys, tmp_path):
     picture = tmp_path / "c.svg"
-    command = ["codes", "binary:ids=ranked", "--vocab", "320", "--width", "36", "--dataset", str(dataset.path)]
+    command = ["codes", "binary:ids=ranked", "--vocab-size", "320", "--width", "36", "--dataset", str(dataset.path)]
     assert run([*command, "--picture", str(picture), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["injective"], told["rank_gf2"], told["minimum_distance"]) == (True, 9, 1.0)
@@ -94,22 +94,32 @@ def test_codes_certifies_and_draws(dataset, capsys, tmp_path):
     assert run(command) == 0
     assert "leak: more frequent" in capsys.readouterr().out
     for arguments, complaint in (
-        (["learned", "--vocab", "320"], "trained, so it has no certificate"),
-        (["binary", "--vocab", "0"], "a vocabulary of 0 tokens"),
-        (["binary:ids=ranked", "--vocab", "320"], "read off training text"),
-        (["random:width=40", "--vocab", "320", "--width", "36"], "below the code width 40"),
-        (["binary", "--vocab", "321", "--dataset", str(dataset.path)], "the model has 321"),
-        (["gf2:matrix=none.txt", "--vocab", "320"], "no such file"),
-        (["gf2:width=3", "--vocab", "8", "--width", "36"], "lower min_weight= or widen width="),
+        (["learned", "--vocab-size", "320"], "trained, so it has no certificate"),
+        (["binary", "--vocab-size", "0"], "a vocabulary of 0 tokens"),
+        (["binary:ids=ranked", "--vocab-size", "320"], "read off training text"),
+        (["random:width=40", "--vocab-size", "320", "--width", "36"], "below the code width 40"),
+        (["binary", "--vocab-size", "321", "--dataset", str(dataset.path)], "the model has 321"),
+        (["gf2:matrix=none.txt", "--vocab-size", "320"], "no such file"),
+        (["gf2:width=3", "--vocab-size", "8", "--width", "36"], "lower min_weight= or widen width="),
     ):
         assert complaint in bad(capsys, "codes", *arguments)
 
 
 def test_tokenizer_prepare_and_config_show(texts, capsys, tmp_path):
     tokenizer = str(tmp_path / "t.json")
-    assert run(["tokenizer", str(texts), "--vocab", "300", "--out", tokenizer, "--json"]) == 0
+    assert run(["tokenizer", str(texts), "--vocab-size", "300", "--out", tokenizer, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["vocab_size"] == 300
-    arguments = ["prepare", str(texts), "--tokenizer", tokenizer, "--out", str(tmp_path / "d"), "--validation", "0.2", "--json"]
+    arguments = [
+        "prepare",
+        str(texts),
+        "--tokenizer",
+        tokenizer,
+        "--out",
+        str(tmp_path / "d"),
+        "--validation-fraction",
+        "0.2",
+        "--json",
+    ]
     assert run(arguments) == 0
     fingerprint = json.loads(capsys.readouterr().out)["fingerprint"]
     assert run(arguments) == 0
@@ -140,7 +150,7 @@ def test_bad_input_is_one_line_and_exit_2(preset, texts, dataset, study, capsys,
     assert "did you mean 'quickstart'" in bad(capsys, "compare", "quikstart", "--out", out)
     assert "the model has 321" in bad(capsys, *train_command, "--set", "data.vocab_size=321")
     assert "no such option" in bad(capsys, "train", preset, "--uot", out).lower()
-    assert "no document long enough" in bad(capsys, *train_command, "--set", "model.context=5000")
+    assert "no document long enough" in bad(capsys, *train_command, "--set", "model.context_length=5000")
     assert "neither a run" in bad(capsys, "verify", str(tmp_path))
     assert not Path(out).exists()
 
@@ -160,7 +170,7 @@ def test_bad_input_is_one_line_and_exit_2(preset, texts, dataset, study, capsys,
 
 def test_a_dataset_of_another_tokenizer_and_a_corrupt_shard(preset, dataset, capsys, tmp_path):
     other = tmp_path / "other.json"
-    assert run(["tokenizer", "embedded:austen", "--vocab", "320", "--out", str(other)]) == 0
+    assert run(["tokenizer", "embedded:austen", "--vocab-size", "320", "--out", str(other)]) == 0
     capsys.readouterr()
     told = bad(capsys, "train", preset, "--out", str(tmp_path / "out"), "--set", f"data.tokenizer={other}")
     assert "made with another tokenizer" in told
@@ -197,7 +207,7 @@ def test_ctrl_c_before_training_is_one_line_and_exit_130(texts, tmp_path, monkey
         raise KeyboardInterrupt
 
     tokenizer = str(tmp_path / "t.json")
-    assert run(["tokenizer", str(texts), "--vocab", "300", "--out", tokenizer, "--json"]) == 0
+    assert run(["tokenizer", str(texts), "--vocab-size", "300", "--out", tokenizer, "--json"]) == 0
     capsys.readouterr()
     monkeypatch.setattr(ShardWriter, "close", interrupted)
     assert run(["prepare", str(texts), "--tokenizer", tokenizer, "--out", str(tmp_path / "d"), "--json"]) == 130

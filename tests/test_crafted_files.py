@@ -185,7 +185,7 @@ def test_a_row_of_a_benchmark_is_text_and_no_template(trap, tmp_path, monkeypatc
     assert not trap.mark.exists()
 
 
-@pytest.mark.parametrize("name", ["study.toml", "facts.json", "yardsticks.json", "gf2/seed-1/result.json"])
+@pytest.mark.parametrize("name", ["study.toml", "dataset_facts.json", "ngram_baselines.json", "gf2/seed-1/result.json"])
 def test_a_pickle_in_a_studys_folder_ends_in_one_line(name, trap, tmp_path, capsys):
     (tmp_path / "study" / "gf2" / "seed-1").mkdir(parents=True)
     (tmp_path / "study" / name).write_bytes(trap.pickled)

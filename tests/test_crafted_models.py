@@ -157,7 +157,7 @@ def test_a_pickle_in_a_checkpoint_is_never_opened(name, refused, saved, study, d
         assert (trap.ends(load) is not None) == refused
 
 
-@pytest.mark.parametrize("name", ["state.json", "last_step.npy"])
+@pytest.mark.parametrize("name", ["state.json", "last_batch.npy"])
 def test_a_pickle_among_the_counters_of_a_checkpoint_ends_a_resume_in_one_line(name, saved, study, dataset, trap):
     place = checkpoint.find(saved)
     if name.endswith(".npy"):

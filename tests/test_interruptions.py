@@ -49,7 +49,7 @@ def test_ctrl_c_during_a_save_is_an_interruption_and_the_save_before_is_intact(
     """torch turns whatever happens while it writes into an error of its own."""
     preset, out = tmp_path / "tiny.toml", tmp_path / "run"
     told = study.model_dump(mode="json", exclude_none=True)
-    told["checkpoint"]["background"] = background
+    told["checkpoint"]["async_save"] = background
     preset.write_text(tomli_w.dumps(told))
     arguments = ["train", str(preset), "--out", str(out), "--arm", "gf2", "--json"]
     real, saves = tensors._write, []

@@ -180,10 +180,10 @@ def test_the_model_uses_its_head_kernel(monkeypatch):
     monkeypatch.setattr("tokencodes.model.head_cross_entropy", watched)
     ids = torch.arange(12).reshape(2, 6)
     by_default = model.loss(ids, ids)
-    model.head_kernel = "torch"
+    model.loss_kernel = "torch"
     assert model.loss(ids, ids).item() == pytest.approx(by_default.item(), rel=1e-6)
     assert asked == ["auto", "torch"]
-    assert "head_kernel" not in model.config.to_dict()
+    assert "loss_kernel" not in model.config.to_dict()
 
 
 @pytest.mark.parametrize("kernel", ["liger", "cce"])

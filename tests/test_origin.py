@@ -34,7 +34,7 @@ RESULT = HASHES | {
     "start_sha256": "dd",
     "environment": {"dtype": "float32"},
 }
-SHAPE = {key: value for key, value in TINY_MODEL.items() if key != "context"} | {"max_position_embeddings": 16}
+SHAPE = {key: value for key, value in TINY_MODEL.items() if key != "context_length"} | {"max_position_embeddings": 16}
 MODEL = HASHES | SHAPE | {"interface": "gf2", "tokenizer_sha256": "cc", "vocab_size": VOCAB}
 
 
@@ -51,14 +51,14 @@ def change(file, **values):
 def run(tmp_path):
     """The files of a finished run of a study, as far as they are read here."""
     folder = tmp_path / "study" / "gf2" / "seed-1"
-    study = tiny_study("texts", data={"inputs": ["embedded:austen"], "vocab_size": VOCAB, "validation": 0.02})
+    study = tiny_study("texts", data={"inputs": ["embedded:austen"], "vocab_size": VOCAB, "validation_fraction": 0.02})
     write(folder / "config.toml", study.run("gf2", 1).model_dump(mode="json", exclude_none=True))
     write(tmp_path / "study" / "study.toml", study.model_dump(mode="json", exclude_none=True))
     write(folder / "result.json", RESULT)
     for name in ("model", "checkpoints/step-00000008", "models/step-00000008"):
         write(folder / name / "config.json", MODEL)
     for name in ("model", "models/step-00000008"):
-        write(folder / name / "replay.json", {"loss": 5.5, "tokens": [], "ids": []})
+        write(folder / name / "replay.json", {"loss": 5.5, "token_losses": [], "ids": []})
     write(folder / "checkpoints" / "step-00000008" / "state.json", STATE)
     write(folder / "checkpoints" / "step-00000008" / "manifest.json", {})
     return folder
@@ -109,7 +109,7 @@ def test_the_configuration_above_a_folder_of_another_name_is_not_its_own(run, na
         ("config.toml", {"model": TINY_MODEL | {"intermediate_size": 40}}),
         ("config.toml", {"model": TINY_MODEL | {"num_hidden_layers": 3}}),
         ("config.toml", {"model": TINY_MODEL | {"num_attention_heads": 3}}),
-        ("config.toml", {"model": TINY_MODEL | {"context": 32}}),
+        ("config.toml", {"model": TINY_MODEL | {"context_length": 32}}),
         ("config.toml", {"data": {"vocab_size": VOCAB + 1}}),
         ("config.toml", {"data": 3}),
         ("result.json", {"arm": "binary"}),
@@ -183,13 +183,13 @@ def test_an_interface_is_the_same_before_and_after_it_is_settled(run, asked, set
 @pytest.mark.parametrize(
     ("data", "wanted"),
     [
-        ({"inputs": ["embedded:austen"], "validation": 0.02}, True),
-        ({"inputs": ["embedded:austen", "embedded:sotu"], "validation": 0.3}, True),
-        ({"inputs": ["embedded:austen"], "validation": 0.019}, False),
+        ({"inputs": ["embedded:austen"], "validation_fraction": 0.02}, True),
+        ({"inputs": ["embedded:austen", "embedded:sotu"], "validation_fraction": 0.3}, True),
+        ({"inputs": ["embedded:austen"], "validation_fraction": 0.019}, False),
         ({"inputs": ["embedded:austen"]}, False),
-        ({"inputs": ["embedded:austen"], "validation": 0.02, "split_seed": 1}, False),
-        ({"inputs": ["embedded:austen", "mine.txt"], "validation": 0.02}, None),
-        ({"dataset": "texts", "validation": 0.02}, None),
+        ({"inputs": ["embedded:austen"], "validation_fraction": 0.02, "split_seed": 1}, False),
+        ({"inputs": ["embedded:austen", "mine.txt"], "validation_fraction": 0.02}, None),
+        ({"dataset": "texts", "validation_fraction": 0.02}, None),
         ({"mixture": [{"dataset": "texts", "weight": 1.0}]}, None),
     ],
 )

@@ -37,7 +37,7 @@ def strange_run(tokenizer_path, tmp_path_factory) -> Path:
         for name in STRANGE
     ]
     (folder / "texts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    options = PrepareOptions(validation=0.2, columns=Columns(source="source"))
+    options = PrepareOptions(validation_fraction=0.2, columns=Columns(source="source"))
     dataset = prepare([str(folder / "texts.jsonl")], tokenizer_path, folder / "data", options)
     train(tiny_study(dataset.path).run("gf2", 1), dataset, folder / "run", Silent())
     return folder

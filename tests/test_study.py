@@ -98,21 +98,23 @@ def test_a_configuration_that_cannot_work_does_not_claim_the_folder_nor_leave_it
     sections = {"arms": arms, "study": {"seeds": [1]}, "budget": {"tokens": 64}}
     data = {"inputs": [str(texts)], "vocab_size": 300}
     with pytest.raises(InputError, match="no document fell on the train side"):
-        compare(tiny_study("", data={**data, "validation": 1e-9, "min_tokens": 10**6}, **sections), out, Silent())
-    assert compare(tiny_study("", data={**data, "validation": 0.2}, **sections), out, Silent())
+        compare(
+            tiny_study("", data={**data, "validation_fraction": 1e-9, "min_document_tokens": 10**6}, **sections), out, Silent()
+        )
+    assert compare(tiny_study("", data={**data, "validation_fraction": 0.2}, **sections), out, Silent())
     assert len(list(out.glob("tokenizer-*.json"))) == 2  # the first had seen what is held out now, so it was not reused
-    told = read_json(out / "facts.json")["dataset"]["tokenizer_sha256"]
+    told = read_json(out / "dataset_facts.json")["dataset"]["tokenizer_sha256"]
     fresh = tmp_path / "fresh"
-    assert compare(tiny_study("", data={**data, "validation": 0.2}, **sections), fresh, Silent())
-    assert read_json(fresh / "facts.json")["dataset"]["tokenizer_sha256"] == told
+    assert compare(tiny_study("", data={**data, "validation_fraction": 0.2}, **sections), fresh, Silent())
+    assert read_json(fresh / "dataset_facts.json")["dataset"]["tokenizer_sha256"] == told
 
 
 def test_a_study_from_text_trains_its_own_tokenizer_on_the_training_side(texts, tmp_path):
-    data = {"inputs": [str(texts)], "vocab_size": 300, "validation": 0.2}
+    data = {"inputs": [str(texts)], "vocab_size": 300, "validation_fraction": 0.2}
     arms = {"learned": {"interface": "learned"}}
     study = tiny_study("", data=data, arms=arms, study={"seeds": [1]}, budget={"tokens": 64})
     assert compare(study, tmp_path / "study", Silent())
-    facts = read_json(tmp_path / "study" / "facts.json")
+    facts = read_json(tmp_path / "study" / "dataset_facts.json")
     assert len(list((tmp_path / "study").glob("tokenizer-*.json"))) == 1
     assert facts["dataset"]["vocab_size"] == 300
     assert facts["dataset"]["validation"]["documents"] > 0
@@ -131,7 +133,7 @@ def test_a_tokenizer_never_sees_what_is_held_out(texts, tmp_path):
     training = [d.text for d in documents if split_of(d, 0, 0.2) == "train"]
     assert len(training) < len(documents)
     train_tokenizer(training, 300, tmp_path / "expected.json")
-    data = DataConfig(inputs=(str(texts),), vocab_size=300, validation=0.2)
+    data = DataConfig(inputs=(str(texts),), vocab_size=300, validation_fraction=0.2)
     found = open_dataset(data, tmp_path / "out", lambda line: None)
     assert found.tokenizer.sha256 == TokenizerFile(tmp_path / "expected.json").sha256
 
@@ -150,7 +152,7 @@ def test_a_result_of_another_run_or_dataset_is_refused(study, whole, tmp_path):
 
 def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrasts(dataset, real_data, tmp_path, monkeypatch):
     told = {"suite": "winogrande,commonsense_qa,lambada", "data": str(real_data / "eval"), "documents": 5}
-    model = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "context": 64}
+    model = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "context_length": 64}
     arms = {"learned": {"interface": "learned"}, "binary": {"interface": "binary"}}
     without = tiny_study(dataset.path, model=model, arms=arms)
     assert compare(without, tmp_path, Silent())
@@ -181,7 +183,7 @@ def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrast
         ({"suite": "lambda"}, "did you mean 'lambada'"),
         ({"data": "/nowhere"}, "no folder; name the one that the benchmarks' rows lie in"),
         ({"suite": "piqa"}, "evaluation.suite: continuations longer than the 16 tokens that the model reads"),
-        ({"context": 4096}, "evaluation.context 4096: the models read 16 tokens at most"),
+        ({"context_length": 4096}, "evaluation.context_length 4096: the models read 16 tokens at most"),
     ],
 )
 def test_a_suite_that_cannot_be_scored_is_refused_before_training(change, said, dataset, real_data, tmp_path):

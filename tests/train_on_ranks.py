@@ -36,7 +36,7 @@ Hook = Callable[[Trainer, int], None]
 
 def config(dataset: Path, arm: str = "learned", **sections: Any) -> RunConfig:
     """Eight steps of four windows, so that one, two and four ranks can share them."""
-    told = {"batch": {"windows_per_step": 4, "microbatch_windows": 1, "streams": 2, "windows_per_visit": 4}, **sections}
+    told = {"batch": {"global_batch_size": 4, "micro_batch_size": 1, "streams": 2, "windows_per_visit": 4}, **sections}
     vocabulary = Dataset(dataset).vocab_size
     return tiny_study(dataset, data={"dataset": str(dataset), "vocab_size": vocabulary}, **told).run(arm, 1)
 
@@ -76,12 +76,12 @@ def engines(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         "full": (2, None, {}),
         "replicate": (2, None, {"sharding": "replicate"}),
         "hybrid": (4, 2, {"sharding": "hybrid"}),
-        "recompute": (1, None, {"recompute": 1}),
-        "recompute, sharded": (2, None, {"recompute": 2}),
+        "activation_checkpoint_every": (1, None, {"activation_checkpoint_every": 1}),
+        "recompute, sharded": (2, None, {"activation_checkpoint_every": 2}),
         "compile, sharded": (2, None, {"compile": True}),
-        "torch head": (1, None, {"head": "torch"}),
+        "torch head": (1, None, {"loss_kernel": "torch"}),
         "autocast": (1, None, {"precision": "bf16-autocast"}),
-        "autocast, sharded": (2, None, {"precision": "bf16-autocast", "recompute": 1}),
+        "autocast, sharded": (2, None, {"precision": "bf16-autocast", "activation_checkpoint_every": 1}),
         "bf16 parameters": (1, None, {"precision": "bf16-parameters"}),
         "bf16 parameters, sharded": (2, None, {"precision": "bf16-parameters"}),
     }
@@ -103,7 +103,7 @@ def engines(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
 
 def world_sizes(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     """Saved at two ranks, taken up at one, two and four."""
-    run, told = config(odd, "gf2", checkpoint={"every": 2, "keep": 9}), {}
+    run, told = config(odd, "gf2", checkpoint={"interval_steps": 2, "keep_latest": 9}), {}
 
     def stop(trainer: Trainer, rank: int) -> None:
         after(trainer, 4, lambda: setattr(trainer.stop, "asked", rank == 1))  # one rank alone is asked
@@ -164,7 +164,7 @@ def _spoil(trainer: Trainer, kind: str) -> None:
 
         def spoiled(*args: Any, **kwargs: Any) -> torch.Tensor:
             calls.append(1) if torch.is_grad_enabled() else None
-            return loss(*args, **kwargs) * (float("nan") if len(calls) % 2 == 0 else 1.0)  # its second microbatch
+            return loss(*args, **kwargs) * (float("nan") if len(calls) % 2 == 0 else 1.0)  # its second micro batch
 
         model.loss = spoiled
     else:
@@ -180,7 +180,7 @@ def lost(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     """A rank that is killed in the midst, and one that hangs."""
     told = {}
     for name, number in (("killed", signal.SIGKILL), ("hangs", signal.SIGSTOP)):
-        run = config(odd, "learned", engine={"timeout": 8.0}, budget={"tokens": 10**6})
+        run = config(odd, "learned", engine={"timeout_seconds": 8.0}, budget={"tokens": 10**6})
         pids = ranks.start(2, trained(run, folder / name, lambda trainer, rank: None))
         wait_for(folder / name / "metrics.jsonl", '"step": 5')
         pids[1].kill(number)
@@ -222,10 +222,10 @@ def signalled(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
 
 def in_background(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     """Checkpoints written by a thread, with models beside those that stay; at the end the same bits."""
-    saves = {"every": 2, "keep": 2, "keep_every": 4, "export": True}
+    saves = {"interval_steps": 2, "keep_latest": 2, "keep_interval_steps": 4, "export_hf": True}
     told = {}
     for background in ("no", "yes"):
-        run = config(odd, "learned", checkpoint={**saves, "background": background})
+        run = config(odd, "learned", checkpoint={**saves, "async_save": background})
         out = folder / background
         results = ranks.run(2, trained(run, out))
         told[background] = {

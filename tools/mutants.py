@@ -119,7 +119,7 @@ class _Mutator(ast.NodeTransformer):
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        return node if ast.unparse(node.tokens[0]).startswith("__") else self.generic_visit(node)
+        return node if ast.unparse(node.targets[0]).startswith("__") else self.generic_visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
         return node

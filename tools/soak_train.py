@@ -36,27 +36,27 @@ from tokencodes.train.metrics import Silent
 from tokencodes.train.run import train
 from tokencodes.train.settings import read_study
 
-CLOCK = ("seconds", "rate", "peak_share", "memory_bytes")
+CLOCK = ("seconds", "rate", "matmul_utilization", "memory_bytes")
 SMALL = {
     "model.hidden_size": 48,
     "model.intermediate_size": 64,
     "model.num_hidden_layers": 2,
     "model.num_attention_heads": 2,
-    "model.context": 32,
+    "model.context_length": 32,
     "data.vocab_size": 512,
     "budget.tokens": 24 * 8 * 32,
-    "batch.microbatch_windows": 2,
+    "batch.micro_batch_size": 2,
     "heldout.windows": 16,
-    "heldout.every": 10,
-    "checkpoint.every": 3,
-    "checkpoint.keep": 2,
+    "heldout.interval_steps": 10,
+    "checkpoint.interval_steps": 3,
+    "checkpoint.keep_latest": 2,
     "checkpoint.log_spaced": "true",
 }
 
 
 def configuration(dataset: Path | None, background: bool) -> RunConfig:
     """Two dozen steps of a tiny model, a checkpoint at every third; the quickstart's text."""
-    sets = [f"{key}={value}" for key, value in SMALL.items()] + [f'checkpoint.background="{"yes" if background else "no"}"']
+    sets = [f"{key}={value}" for key, value in SMALL.items()] + [f'checkpoint.async_save="{"yes" if background else "no"}"']
     return read_study("quickstart", sets + ([f'data.dataset="{dataset}"'] if dataset else []))[0].run("learned", 1)
 
 

@@ -253,7 +253,7 @@ def head_cross_entropy(h_ND: Tensor, head_VD: Tensor, targets_N: Tensor, kernel:
     """Sum of the cross entropies (nats) of already shifted targets; targets of -100 do not count.
 
     h_ND: hidden states, head_VD: head weight, targets_N: int64. Scalar, float32 or wider; divide by the global number of
-    targets, not by the microbatch's. kernel: a name of the table above, or `auto`: on a CPU `chunked`; on CUDA the first of
+    targets, not by the micro_batch's. kernel: a name of the table above, or `auto`: on a CPU `chunked`; on CUDA the first of
     liger, cce, torch's own and `chunked` that is installed and keeps the promise for the dtype.
 
     InputError: an unknown kernel, or one that does not run here.

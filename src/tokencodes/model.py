@@ -55,7 +55,7 @@ class TokenCodeForCausalLM(LlamaForCausalLM):
     config_class = TokenCodeConfig
     config: TokenCodeConfig
     _tied_weights_keys: dict[str, str] = {}  # noqa: RUF012 (transformers reads it from the class)
-    head_kernel: str = "auto"  # how `loss` computes head and cross entropy (see `tokencodes.loss`); no part of what is saved
+    loss_kernel: str = "auto"  # how `loss` computes head and cross entropy (see `tokencodes.loss`); no part of what is saved
 
     def __init__(self, config: TokenCodeConfig, given: Given | None = None) -> None:
         """`given`: the arrays that the spec names by hash, for a new model; a saved one has them in its file."""
@@ -115,7 +115,7 @@ class TokenCodeForCausalLM(LlamaForCausalLM):
         num_targets: what to divide the sum by, for a batch that comes in parts; by default this part's own count.
         """
         h_BTD = self.model(input_ids=ids_BT, use_cache=False).last_hidden_state
-        total = head_cross_entropy(h_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten(), self.head_kernel)
+        total = head_cross_entropy(h_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten(), self.loss_kernel)
         return total / (num_targets if num_targets is not None else (targets_BT != IGNORE).sum())
 
     @torch.no_grad()

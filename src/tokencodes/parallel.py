@@ -7,7 +7,7 @@ The rules:
 3. Parameters, gradients and optimizer state are sharded by FSDP2, a block at a time and the rest together: over all ranks
    (`full`), over those of a node with a copy on each node (`hybrid`), or not at all (`replicate`: one shard, R copies).
 4. Gradients are summed, never averaged: the loss is already divided by the tokens of all ranks. They are reduced once an
-   step, with its last microbatch.
+   step, with its last micro batch.
 5. What is decided on a number or on a signal is decided by all ranks on the same gathered values, so none goes on alone.
 6. Files are the first rank's; what it finds, or the error that it meets, it tells the others. Folders must be shared by nodes.
 7. A rank that is gone closes its connections, which ends the others at their next exchange; one that hangs, the timeout.

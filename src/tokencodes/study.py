@@ -1,6 +1,6 @@
 """Arms × seeds: what `compare` runs. Seeds are the outer loop, so that a study stopped early holds matched pairs.
 
-Leaves STUDY/study.toml, tokenizer-KEY.json, data/, yardsticks.json, and in ARM/seed-N/ config.toml, metrics.jsonl,
+Leaves STUDY/study.toml, tokenizer-KEY.json, data/, ngram_baselines.json, and in ARM/seed-N/ config.toml, metrics.jsonl,
 checkpoints/, model/, result.json, sample.json, and evaluation/ where a suite is named. Repeating the command goes on where it
 was stopped.
 """
@@ -27,7 +27,7 @@ from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World, join
 from tokencodes.records import read_record
 from tokencodes.result import ResultRecord, read_result
-from tokencodes.study_records import FACTS, REMOVE_FIRST, SAMPLE, STUDY, YARDSTICKS, Yardsticks
+from tokencodes.study_records import FACTS, NGRAM_BASELINES, REMOVE_FIRST, SAMPLE, STUDY, NgramBaselines
 from tokencodes.train.account import account
 from tokencodes.train.checks import check_memory, check_model, check_named_text, check_order, check_text
 from tokencodes.train.config import FREE, RunConfig, StudyConfig
@@ -132,8 +132,10 @@ def _check_evaluation(study: StudyConfig) -> None:
     chosen = benchmarks(asked.suite)
     harness()
     check_rows(chosen, Path(asked.data) if asked.data else None)
-    if asked.context is not None and asked.context > study.model.context:
-        raise InputError(f"evaluation.context {asked.context}: the models read {study.model.context} tokens at most")
+    if asked.context_length is not None and asked.context_length > study.model.context_length:
+        raise InputError(
+            f"evaluation.context_length {asked.context_length}: the models read {study.model.context_length} tokens at most"
+        )
 
 
 def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
@@ -146,7 +148,7 @@ def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
     from tokencodes.evaluate.texts import open_texts
 
     texts = open_texts(dataset.tokenizer.path)
-    data, limit = Path(asked.data) if asked.data else None, asked.context or study.model.context
+    data, limit = Path(asked.data) if asked.data else None, asked.context_length or study.model.context_length
     try:
         audit(Asking(benchmarks(asked.suite), data, limit, texts.prefix, asked.documents), texts)
     except InputError as error:
@@ -169,7 +171,7 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
         if _diverged(out / name):
             continue
         subject = open_evaluated(str(out / name / "model"), None, study.engine.device, "float32")
-        limit = context_limit(subject.model.config, asked.context)
+        limit = context_limit(subject.model.config, asked.context_length)
         asking = Asking(chosen, Path(asked.data) if asked.data else None, limit, subject.texts.prefix, asked.documents)
         place = out / name / "evaluation"
         kept = kept_evaluation(place)
@@ -194,13 +196,13 @@ def _describe(study: StudyConfig, out: Path, text: str, dataset: Corpus, held_ou
     """Writes what the study is, and what its losses are compared with. All of it is computed before anything is written, so
     that a configuration that cannot work does not claim the folder."""
     key = {"held_out_sha256": held_out.sha256, "dataset_fingerprint": dataset.fingerprint}
-    facts, file = _facts(study, dataset), out / YARDSTICKS
-    kept = read_record(file, Yardsticks, REMOVE_FIRST) if file.is_file() else None
+    facts, file = _facts(study, dataset), out / NGRAM_BASELINES
+    kept = read_record(file, NgramBaselines, REMOVE_FIRST) if file.is_file() else None
     fresh = kept is None or {name: getattr(kept, name) for name in key} != key
-    yardsticks = {**asdict(fit_and_score(dataset, held_out.ids_NT1)), **key} if fresh else None
+    ngram_baselines = {**asdict(fit_and_score(dataset, held_out.ids_NT1)), **key} if fresh else None
     write_text(out / STUDY, text)
-    if yardsticks is not None:
-        write_json(file, yardsticks)
+    if ngram_baselines is not None:
+        write_json(file, ngram_baselines)
     write_json(out / FACTS, facts)
 
 
@@ -272,7 +274,7 @@ def _facts(study: StudyConfig, dataset: Corpus) -> dict[str, Any]:
         }
         for side in ("train", "validation")
     }
-    least = 1 if study.batch.sampling == "packed" else study.model.context
+    least = 1 if study.batch.sampling == "packed" else study.model.context_length
     sides["train"]["eligible"] = sum(int((shard.lengths > least).sum()) for shard in dataset.shards("train"))
     return {
         "account": account(study),

@@ -14,7 +14,7 @@ from tokencodes.errors import InputError
 from tokencodes.files import read_json_lines, read_toml
 from tokencodes.records import Known, checked, checked_lines, read_record
 
-STUDY, FACTS, YARDSTICKS = "study.toml", "facts.json", "yardsticks.json"  # in a study's folder
+STUDY, FACTS, NGRAM_BASELINES = "study.toml", "dataset_facts.json", "ngram_baselines.json"  # in a study's folder
 METRICS, SAMPLE = "metrics.jsonl", "sample.json"  # in a run's folder
 NEW_COPY = "take a new copy of it"
 COMPARE_AGAIN = "repeat the `tokencodes compare` command that made the folder: it writes this file anew"
@@ -31,20 +31,20 @@ class Shown(Known):
 
 
 class Body(Shown):
-    """The model of a study; `context` is T."""
+    """The model of a study; `context_length` is T."""
 
     num_hidden_layers: Size
     hidden_size: Size
     num_attention_heads: Size
     intermediate_size: Size
-    context: Size
+    context_length: Size
     init_std: float
 
 
 class Batch(Shown):
     """Windows of a step, and how they are drawn."""
 
-    windows_per_step: Size
+    global_batch_size: Size
     sampling: Literal["paper", "token-uniform", "packed"]
 
 
@@ -56,7 +56,7 @@ class Optimizer(Shown):
     warmup_steps: NonNegativeInt
     schedule_steps: Size
     weight_decay: float
-    clip: float
+    max_grad_norm: float
 
 
 class Arm(Shown):
@@ -126,14 +126,14 @@ class DatasetFacts(Shown):
 
 
 class Facts(Shown):
-    """facts.json: what the report needs beyond results."""
+    """dataset_facts.json: what the report needs beyond results."""
 
     account: dict[str, ArmFacts]
     dataset: DatasetFacts
 
 
-class Yardsticks(Shown):
-    """yardsticks.json: losses of n-gram models (nats per token), and on what text and windows they are."""
+class NgramBaselines(Shown):
+    """ngram_baselines.json: losses of n-gram models (nats per token), and on what text and windows they are."""
 
     unigram: float
     bigram: float
@@ -174,7 +174,7 @@ class HeldOut(Shown):
 
 
 def read_facts(path: Path, arms: Iterable[str]) -> Facts:
-    """facts.json. InputError names the file and its first wrong field, or the arm that it does not know."""
+    """dataset_facts.json. InputError names the file and its first wrong field, or the arm that it does not know."""
     facts = read_record(path, Facts, COMPARE_AGAIN)
     for arm in arms:
         if arm not in facts.account:

@@ -206,7 +206,7 @@ def test_a_damaged_matrix_file_is_one_line_and_runs_nothing(kind, tmp_path, monk
 
 @pytest.mark.parametrize("name", ["m.npy", "m.txt"])
 def test_a_matrix_that_is_no_file_is_one_line(name, tmp_path, capsys):
-    command = ["codes", f"gf2:matrix={tmp_path / name}", "--vocab", "300"]
+    command = ["codes", f"gf2:matrix={tmp_path / name}", "--vocab-size", "300"]
     assert run(command) == 2
     assert capsys.readouterr().err == f"tokencodes: matrix={tmp_path / name}: no such file\n"
     (tmp_path / name).mkdir()

@@ -21,7 +21,7 @@ from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 from tokencodes.train.corpus import training_texts
 
-RARE, ALMOST_ALL = PrepareOptions(validation=1e-9), PrepareOptions(validation=1 - 1e-9)
+RARE, ALMOST_ALL = PrepareOptions(validation_fraction=1e-9), PrepareOptions(validation_fraction=1 - 1e-9)
 COUNT = 40
 
 
@@ -143,14 +143,14 @@ def test_the_highest_hash_is_trained_on_where_nothing_else_would_be(folder, name
 
 
 def test_where_both_sides_have_documents_nothing_is_moved(folder, names, tokenizer_path, tmp_path):
-    found = prepare([str(folder)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.2))
+    found = prepare([str(folder)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2))
     assert found.manifest.moved is None
     assert "moved" not in json.loads((found.path / "manifest.json").read_text())
     assert sorted(ids(found, "validation")) == sorted(name for name in names if reference_hash(name) < 0.2 * 2**64)
 
 
 def test_a_share_of_0_holds_nothing_out(folder, tokenizer_path, tmp_path):
-    found = prepare([str(folder)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0))
+    found = prepare([str(folder)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0))
     assert found.manifest.moved is None
     assert (len(ids(found, "train")), ids(found, "validation")) == (COUNT, [])
 
@@ -250,4 +250,4 @@ def test_a_tokenizer_never_reads_what_is_held_out(options, held_out, folder, nam
 
 
 def test_a_tokenizer_reads_everything_where_the_share_is_0(folder, names):
-    assert len(list(training_texts([str(folder)], PrepareOptions(validation=0)))) == COUNT
+    assert len(list(training_texts([str(folder)], PrepareOptions(validation_fraction=0)))) == COUNT

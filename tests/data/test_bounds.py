@@ -13,14 +13,14 @@ HUGE = str(10**23)
     [
         (["--shard-tokens", HUGE], "shard_tokens"),
         (["--shard-tokens", "0"], "shard_tokens"),
-        (["--min-tokens", HUGE], "min_tokens"),
+        (["--min-document-tokens", HUGE], "min_document_tokens"),
         (["--split-seed", HUGE], "split_seed"),
         (["--workers", HUGE], "'--workers'"),
         (["--workers", "1000000000"], "'--workers'"),
         (["--batch-mb", "1e300"], "--batch-mb 1e+300: it must be above 0, and at most 1,048,576 megabytes"),
         (["--batch-mb", "nan"], "--batch-mb nan"),
-        (["--validation", "nan"], "validation"),
-        (["--validation", "1"], "validation"),
+        (["--validation-fraction", "nan"], "validation"),
+        (["--validation-fraction", "1"], "validation"),
     ],
 )
 def test_prepare_refuses_sizes_out_of_bounds(options, complaint, texts, tokenizer_path, tmp_path, capsys):
@@ -32,11 +32,12 @@ def test_prepare_refuses_sizes_out_of_bounds(options, complaint, texts, tokenize
 
 
 @pytest.mark.parametrize(
-    "options", [["--validation", "nan"], ["--validation", "2"], ["--split-seed", "-1"], ["--split-seed", HUGE]]
+    "options",
+    [["--validation-fraction", "nan"], ["--validation-fraction", "2"], ["--split-seed", "-1"], ["--split-seed", HUGE]],
 )
 def test_a_tokenizer_is_trained_on_no_impossible_split(options, texts, tmp_path, capsys):
     out = tmp_path / "t.json"
-    assert run(["tokenizer", str(texts), "--vocab", "300", "--out", str(out), *options]) == 2
+    assert run(["tokenizer", str(texts), "--vocab-size", "300", "--out", str(out), *options]) == 2
     error = capsys.readouterr().err
     assert options[0].removeprefix("--").replace("-", "_") in error and error.count("\n") == 1
     assert not out.exists()
@@ -58,6 +59,6 @@ def test_a_context_that_no_document_has_is_inspected_all_the_same(context, datas
 )
 def test_a_codebook_that_no_memory_can_hold_is_refused(spec, vocab, reason, capsys, monkeypatch):
     monkeypatch.setattr(memory, "total_bytes", lambda: 10**9)
-    assert run(["codes", spec, "--vocab", vocab]) == 2
+    assert run(["codes", spec, "--vocab-size", vocab]) == 2
     error = capsys.readouterr().err
     assert reason in error and error.count("\n") == 1

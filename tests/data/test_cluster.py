@@ -24,7 +24,7 @@ from tokencodes.data.prepare import Means, make_jobs, prepare, start
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 
-OPTIONS = PrepareOptions(validation=0.2)
+OPTIONS = PrepareOptions(validation_fraction=0.2)
 SBATCH = """#!/bin/bash
 set -e
 [ -z "$FAKE_REFUSAL" ] || { echo "sbatch: error: $FAKE_REFUSAL" >&2; exit 1; }
@@ -132,7 +132,17 @@ def test_a_failed_task_leaves_no_dataset_and_one_machine_can_go_on_from_there(
     for file in texts.iterdir():
         os.link(file, inputs / file.name)
     sotu = next(inputs.glob("sotu*"))
-    command = ["prepare", str(inputs), "--out", str(out), "--tokenizer", str(tokenizer_path), "--validation", "0.2", "--json"]
+    command = [
+        "prepare",
+        str(inputs),
+        "--out",
+        str(out),
+        "--tokenizer",
+        str(tokenizer_path),
+        "--validation-fraction",
+        "0.2",
+        "--json",
+    ]
     assert run([*command, "--engine", "slurm", "--cluster", "time=10", "--cluster", "partition=cpu"]) == 0
     assert json.loads(capsys.readouterr().out) == {"done": False, "out": str(out)}
     sotu.rename(tmp_path / "away")

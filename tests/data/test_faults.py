@@ -25,7 +25,7 @@ from tokencodes.data.text import read_documents
 from tokencodes.files import LOCK
 from tokencodes.train.corpus import resolve_inputs
 
-WHOLE_TRAIN = PrepareOptions(validation=0)
+WHOLE_TRAIN = PrepareOptions(validation_fraction=0)
 KILLS = 4
 
 
@@ -53,7 +53,9 @@ def library(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def command(library, tokenizer_path) -> list[str]:
     """All but --workers and --out."""
-    return [*f"{sys.executable} -m tokencodes prepare {library} --tokenizer {tokenizer_path} --json --validation 0.2".split()]
+    return [
+        *f"{sys.executable} -m tokencodes prepare {library} --tokenizer {tokenizer_path} --json --validation-fraction 0.2".split()
+    ]
 
 
 def heed_ctrl_c() -> None:
@@ -201,10 +203,10 @@ def test_of_two_at_once_into_one_folder_one_is_refused_or_both_end_in_the_same_b
 def test_a_full_disk_is_one_line_and_with_room_the_bytes_are_the_same(
     share, workers, texts, tokenizer_path, tmp_path, small_disk, capsys
 ):
-    options = PrepareOptions(validation=0.2, shard_tokens=5000)
+    options = PrepareOptions(validation_fraction=0.2, shard_tokens=5000)
     expected = contents(prepare([str(texts)], tokenizer_path, tmp_path / "whole", options).path)
     disk = small_disk(int(share * sum(map(len, expected.values()))))
-    told = f"prepare {texts} --tokenizer {tokenizer_path} --out {disk / 'data'} --validation 0.2 --shard-tokens 5000 --json"
+    told = f"prepare {texts} --tokenizer {tokenizer_path} --out {disk / 'data'} --validation-fraction 0.2 --shard-tokens 5000 --json"
     command = [*told.split(), "--workers", str(workers)]
     assert run(command) == 2
     complaint = capsys.readouterr().err

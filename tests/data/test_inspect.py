@@ -99,7 +99,9 @@ def test_bytes_that_the_tokenizer_drops_are_counted(real_data, tmp_path):
     lost = "\u0004\u0006"  # two of the 21 bytes that SmolLM2's tokenizer has no token for
     (tmp_path / "a.txt").write_text("some words " + lost + "more <|endoftext|> words " * 20)
     (tmp_path / "b.txt").write_text("plain words " * 20)
-    out = prepare([str(tmp_path)], real_data / "tokenizer" / "smollm2.json", tmp_path / "out", PrepareOptions(validation=0.0))
+    out = prepare(
+        [str(tmp_path)], real_data / "tokenizer" / "smollm2.json", tmp_path / "out", PrepareOptions(validation_fraction=0.0)
+    )
     found = inspect(out, 16, full=True)
     assert (found.lost_bytes, found.noted) == (2, {"special token in the text": 1})
 
@@ -109,7 +111,7 @@ def test_a_source_column_names_the_sources(texts, tokenizer_path, tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
     from tokencodes.data.text import Columns
 
-    options = PrepareOptions(validation=0.2, columns=Columns(source="meta.site"))
+    options = PrepareOptions(validation_fraction=0.2, columns=Columns(source="meta.site"))
     found = inspect(prepare([str(tmp_path / "a.jsonl")], tokenizer_path, tmp_path / "out", options), 8, full=False)
     assert len(found.sources) == 21
     assert "(10 others)" in found.sources

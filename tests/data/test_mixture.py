@@ -35,7 +35,7 @@ def halves(texts, tokenizer_path, tmp_path_factory) -> list[Dataset]:
     made = []
     for source in sorted(texts.iterdir()):
         out = tmp_path_factory.mktemp("half") / "data"
-        made.append(prepare([str(source)], tokenizer_path, out, PrepareOptions(validation=0.2)))
+        made.append(prepare([str(source)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2)))
     return made
 
 
@@ -104,6 +104,6 @@ def test_a_mixture_of_two_tokenizers_or_with_a_vanishing_weight_is_refused(halve
     with pytest.raises(InputError, match="less than one window in 1,024"):
         Mixture(halves, (10_000, 1))
     train_tokenizer(["some other words " * 400], 262, tmp_path / "t.json")
-    other = prepare([str(texts)], tmp_path / "t.json", tmp_path / "other", PrepareOptions(validation=0.2))
+    other = prepare([str(texts)], tmp_path / "t.json", tmp_path / "other", PrepareOptions(validation_fraction=0.2))
     with pytest.raises(InputError, match="made with a vocabulary of 262"):
         Mixture([halves[0], other], (1, 1))

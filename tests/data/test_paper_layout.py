@@ -56,7 +56,7 @@ def test_prepare_paper_takes_the_folder_and_nothing_else_changes(folder, real_da
             expected = library.encode_batch_fast([row["text"] for row in wanted], add_special_tokens=False)
             assert [ids.tolist() for shard in shards for ids in shard.ids()] == [[*one.ids, 0] for one in expected]
     batch = study.batch
-    windows = build_sampler(corpus, batch.sampling, study.model.context, 1, batch.streams, batch.windows_per_visit)
+    windows = build_sampler(corpus, batch.sampling, study.model.context_length, 1, batch.streams, batch.windows_per_visit)
     assert len(windows.draw(np.arange(128)).document) == 128
 
 

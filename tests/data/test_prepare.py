@@ -47,10 +47,10 @@ def test_the_split_is_a_function_of_seed_and_id_alone():
 
 def test_preparing_again_changes_nothing_and_small_shards_hold_the_same_documents(texts, tokenizer_path, dataset, tmp_path):
     out = tmp_path / "data"
-    first = prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2, shard_tokens=2000))
+    first = prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2, shard_tokens=2000))
     before = contents(out)
     assert (
-        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2, shard_tokens=2000)).fingerprint
+        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2, shard_tokens=2000)).fingerprint
         == first.fingerprint
     )
     assert contents(out) == before
@@ -64,7 +64,7 @@ def test_an_interrupted_run_leaves_no_dataset_and_the_next_one_ends_in_the_same_
     texts, tokenizer_path, tmp_path, monkeypatch
 ):
     whole = tmp_path / "whole"
-    prepare([str(texts)], tokenizer_path, whole, PrepareOptions(validation=0.2))
+    prepare([str(texts)], tokenizer_path, whole, PrepareOptions(validation_fraction=0.2))
     out = tmp_path / "data"
     close = ShardWriter.close
 
@@ -75,27 +75,27 @@ def test_an_interrupted_run_leaves_no_dataset_and_the_next_one_ends_in_the_same_
 
     monkeypatch.setattr(ShardWriter, "close", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2))
+        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2))
     assert not list(out.glob(".tmp-*"))
     with pytest.raises(InputError, match="not a finished dataset"):
         Dataset(out)
     monkeypatch.undo()
     (out / ".tmp-sotu-0123").mkdir()  # as a kill would leave it
-    prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2))
+    prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2))
     assert contents(out) == contents(whole)
 
 
 def test_a_folder_made_from_something_else_is_refused(texts, tokenizer_path, tmp_path):
     out = tmp_path / "data"
-    prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2))
+    prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2))
     other = tmp_path / "other.json"
     train_tokenizer(["some other words " * 50], 262, other)
     with pytest.raises(InputError, match="tokenizer_sha256"):
-        prepare([str(texts)], other, out, PrepareOptions(validation=0.2))
-    with pytest.raises(InputError, match=r"validation 0\.2 is here, asked for 0\.3"):
-        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.3))
+        prepare([str(texts)], other, out, PrepareOptions(validation_fraction=0.2))
+    with pytest.raises(InputError, match=r"validation_fraction 0\.2 is here, asked for 0\.3"):
+        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.3))
     with pytest.raises(InputError, match="a dataset of other inputs is here"):
-        prepare([str(sorted(texts.iterdir())[0])], tokenizer_path, out, PrepareOptions(validation=0.2))
+        prepare([str(sorted(texts.iterdir())[0])], tokenizer_path, out, PrepareOptions(validation_fraction=0.2))
 
 
 def test_what_an_unfinished_run_with_other_settings_left_is_made_anew(texts, tokenizer_path, dataset, tmp_path, monkeypatch):
@@ -106,16 +106,18 @@ def test_what_an_unfinished_run_with_other_settings_left_is_made_anew(texts, tok
 
     monkeypatch.setattr(sealing, "write_json", stop)
     with pytest.raises(KeyboardInterrupt):
-        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.3))
+        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.3))
     monkeypatch.undo()
-    assert prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation=0.2)).fingerprint == dataset.fingerprint
+    assert (
+        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2)).fingerprint == dataset.fingerprint
+    )
 
 
 def test_two_runs_into_one_folder_are_kept_apart(texts, tokenizer_path, tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another program is writing here"):
-            prepare([str(texts)], tokenizer_path, tmp_path, PrepareOptions(validation=0.2))
+            prepare([str(texts)], tokenizer_path, tmp_path, PrepareOptions(validation_fraction=0.2))
 
 
 def test_ids_take_two_bytes_where_they_fit(dataset):
@@ -127,7 +129,7 @@ def test_real_text_with_the_real_tokenizer(real_data, tmp_path):
         [str(real_data / "corpora" / "rust-books.jsonl.gz")],
         real_data / "tokenizer" / "smollm2.json",
         tmp_path / "data",
-        PrepareOptions(validation=0.05),
+        PrepareOptions(validation_fraction=0.05),
     )
     documents = list(read_documents(real_data / "corpora" / "rust-books.jsonl.gz"))
     counts = {side: sum(len(shard.lengths) for shard in found.shards(side)) for side in ("train", "validation")}
@@ -137,7 +139,7 @@ def test_real_text_with_the_real_tokenizer(real_data, tmp_path):
 
 
 def test_the_split_seed_reaches_the_shards(texts, tokenizer_path, tmp_path):
-    found = prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.2, split_seed=5))
+    found = prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2, split_seed=5))
     for side in ("train", "validation"):
         names = {
             name for shard in found.shards(side) for name in pq.read_table(shard.path / "documents.parquet")["id"].to_pylist()
@@ -152,7 +154,7 @@ def test_a_folder_of_somebody_elses_files_is_not_touched(texts, tokenizer_path, 
     (tmp_path / "austen" / "thesis.tex").write_text("years of work")
     before = contents(tmp_path)
     with pytest.raises(InputError, match="nothing in it is touched"):
-        prepare([str(texts)], tokenizer_path, tmp_path, PrepareOptions(validation=0.2))
+        prepare([str(texts)], tokenizer_path, tmp_path, PrepareOptions(validation_fraction=0.2))
     assert contents(tmp_path) == before
 
 
@@ -161,7 +163,7 @@ def test_what_a_tokenizer_file_sets_for_short_prompts_does_not_reach_documents(t
     tokenizer.enable_truncation(16)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "t.json"))
-    found = prepare([str(texts)], tmp_path / "t.json", tmp_path / "data", PrepareOptions(validation=0.2))
+    found = prepare([str(texts)], tmp_path / "t.json", tmp_path / "data", PrepareOptions(validation_fraction=0.2))
     whole, here = ([ids.tolist() for s in d.shards("train") for ids in s.ids()] for d in (dataset, found))
     assert here == whole
 
@@ -173,15 +175,15 @@ def test_a_runs_folder_is_not_touched_though_it_has_a_lock_too(name, texts, toke
     (tmp_path / "run" / name / "weights").write_text("weeks of work")
     (tmp_path / f"{name}.jsonl").write_bytes((texts / "sotu.jsonl").read_bytes())
     with pytest.raises(InputError, match="nothing in it is touched"):
-        prepare([str(tmp_path / f"{name}.jsonl")], tokenizer_path, tmp_path / "run", PrepareOptions(validation=0.2))
+        prepare([str(tmp_path / f"{name}.jsonl")], tokenizer_path, tmp_path / "run", PrepareOptions(validation_fraction=0.2))
     shutil.copy(tokenizer_path, tmp_path / "run" / "tokenizer.json")
     with pytest.raises(InputError, match="not made by prepare"):
-        prepare([str(tmp_path / f"{name}.jsonl")], tokenizer_path, tmp_path / "run", PrepareOptions(validation=0.2))
+        prepare([str(tmp_path / f"{name}.jsonl")], tokenizer_path, tmp_path / "run", PrepareOptions(validation_fraction=0.2))
     assert (tmp_path / "run" / name / "weights").read_text() == "weeks of work"
 
 
 def test_a_dataset_with_another_tokenizer_in_it_is_not_taken_for_finished(texts, tokenizer_path, tmp_path):
-    prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.2))
+    prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2))
     (tmp_path / "data" / "tokenizer.json").write_text(tokenizer_path.read_text() + " ")
     with pytest.raises(InputError, match="not the tokenizer that made these ids"):
-        prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.2))
+        prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2))

@@ -24,7 +24,7 @@ from tokencodes.data.text import BYTE_ORDER_MARK, read_documents
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 
-WHOLE_TRAIN = PrepareOptions(validation=0)
+WHOLE_TRAIN = PrepareOptions(validation_fraction=0)
 
 
 # Lines that are no documents, or strange ones
@@ -84,7 +84,7 @@ def test_a_line_that_is_no_document_stops_the_work_and_is_named(kind, texts, tok
 
 
 def test_skipped_lines_are_counted_by_kind_and_every_good_document_is_kept(faulty, texts, tokenizer_path, tmp_path):
-    found = prepare([str(faulty)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.3, on_error="skip"))
+    found = prepare([str(faulty)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.3, on_error="skip"))
     (source,) = found.manifest.sources
     counts = source.counts
     good = {document.id: document.text for document in read_documents(texts / "austen.jsonl")}
@@ -98,7 +98,7 @@ def test_skipped_lines_are_counted_by_kind_and_every_good_document_is_kept(fault
 
 
 def test_the_first_of_each_kind_is_told_by_file_and_line(faulty, tokenizer_path, tmp_path):
-    found = prepare([str(faulty)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.3, on_error="skip"))
+    found = prepare([str(faulty)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.3, on_error="skip"))
     examples = found.manifest.sources[0].counts.examples
     lines = faulty.read_bytes().splitlines()
     assert examples.keys() == {*REFUSED, EMPTY}
@@ -108,7 +108,7 @@ def test_the_first_of_each_kind_is_told_by_file_and_line(faulty, tokenizer_path,
 
 
 def test_where_an_input_lies_does_not_reach_the_fingerprint(faulty, tokenizer_path, tmp_path):
-    options = PrepareOptions(validation=0.3, on_error="skip")
+    options = PrepareOptions(validation_fraction=0.3, on_error="skip")
     here = prepare([str(faulty)], tokenizer_path, tmp_path / "here", options)
     (tmp_path / "elsewhere").mkdir()
     moved = shutil.copy2(faulty, tmp_path / "elsewhere")
@@ -129,7 +129,9 @@ def test_documents_below_the_least_length_are_dropped_and_counted(texts, tokeniz
     documents = list(read_documents(path))
     lengths = [len(ids) + 1 for ids in TokenizerFile(tokenizer_path).encode([one.text for one in documents])]
     least = sorted(lengths)[len(lengths) // 3] + 1
-    found = prepare([str(path)], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0, min_tokens=least))
+    found = prepare(
+        [str(path)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0, min_document_tokens=least)
+    )
     kept = [document.id for document, length in zip(documents, lengths, strict=True) if length >= least]
     assert list(named_texts(found)) == kept
     counts = found.manifest.sources[0].counts
@@ -181,7 +183,7 @@ MEANS = {
 
 
 def prepare_mixed(folder: Path, tokenizer: Path, out: Path, means: Means) -> dict[str, bytes]:
-    options = PrepareOptions(validation=0.2, shard_tokens=5000, min_tokens=6, on_error="skip")
+    options = PrepareOptions(validation_fraction=0.2, shard_tokens=5000, min_document_tokens=6, on_error="skip")
     prepare([str(folder)], tokenizer, out, options, means)
     return contents(out)
 
@@ -228,7 +230,7 @@ def test_a_document_of_50_megabytes_goes_through_in_little_memory(real_data, tmp
     text = (text * (50_000_000 // len(text) + 1))[:50_000_000]
     (tmp_path / "big.jsonl").write_text(json.dumps({"id": "big", "text": text}, ensure_ascii=False), encoding="utf-8")
     tokenizer = real_data / "tokenizer" / "smollm2.json"
-    told = f"-m tokencodes prepare {tmp_path / 'big.jsonl'} --tokenizer {tokenizer} --validation 0 --out {tmp_path / 'data'}"
+    told = f"-m tokencodes prepare {tmp_path / 'big.jsonl'} --tokenizer {tokenizer} --validation-fraction 0 --out {tmp_path / 'data'}"
     measured = [sys.executable, "-c", PEAK, sys.executable, *told.split(), "--json"]
     assert int(subprocess.run(measured, capture_output=True, check=True).stdout) < 1_000_000_000
 

@@ -19,7 +19,7 @@ from tokencodes.data.tokenized import read_tokenized
 from tokencodes.data.tokenizer import END_OF_TEXT
 from tokencodes.errors import InputError
 
-ALL = PrepareOptions(validation=0)  # on one side, so that the order of documents stays
+ALL = PrepareOptions(validation_fraction=0)  # on one side, so that the order of documents stays
 
 
 def tokenize(texts: Path, tokenizer: Path, out: Path, eos: str | None) -> Path:
@@ -63,7 +63,7 @@ def read(path: Path, batch_tokens: int = 1000) -> list[list[int]]:
 def test_what_datatrove_tokenized_gives_the_ids_that_the_texts_give(
     eos, end_of_text, tokenized, texts, tokenizer_path, tmp_path
 ):
-    options = PrepareOptions(validation=0, end_of_text=end_of_text)
+    options = PrepareOptions(validation_fraction=0, end_of_text=end_of_text)
     whole = prepare([str(texts)], tokenizer_path, tmp_path / "texts", options)
     found = prepare([str(tokenized[eos])], tokenizer_path, tmp_path / "tokenized", options)
     assert ids_of(found) == ids_of(whole)
@@ -84,7 +84,7 @@ def test_bytes_of_text_are_counted_from_the_ids_and_what_ends_a_document_is_none
 
 
 def test_batches_of_any_size_give_the_same_bytes(tokenized, tokenizer_path, tmp_path):
-    options = PrepareOptions(validation=0.2)
+    options = PrepareOptions(validation_fraction=0.2)
     made = [
         prepare([str(tokenized[END_OF_TEXT])], tokenizer_path, tmp_path / str(size), options, Means(batch_bytes=size))
         for size in (1, 3000, 1 << 20)
@@ -94,7 +94,9 @@ def test_batches_of_any_size_give_the_same_bytes(tokenized, tokenizer_path, tmp_
 
 
 def test_a_document_is_named_by_file_and_number_and_split_by_that_name(tokenized, tokenizer_path, tmp_path):
-    found = prepare([str(tokenized[None])], tokenizer_path, tmp_path / "data", PrepareOptions(validation=0.2, split_seed=3))
+    found = prepare(
+        [str(tokenized[None])], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2, split_seed=3)
+    )
     for entry in find_inputs([str(tokenized[None])]):
         file = entry.files[0]
         places = [f"{file.name}:{number}" for number in range(len(np.fromfile(f"{file}.index", dtype="<u8")))]

@@ -20,7 +20,7 @@ from tokencodes.evaluate.texts import Texts
 from tokencodes.train.config import DataConfig
 from tokencodes.train.corpus import open_dataset
 
-ALL = PrepareOptions(validation=0)
+ALL = PrepareOptions(validation_fraction=0)
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ def test_bytes_without_a_token_are_told_by_prepare_and_by_a_run(altered, tmp_pat
     tokenizer = altered(without_bytes("q"))
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "quite a queue of quails"}) + "\n")
     command = ["prepare", str(tmp_path / "a.jsonl"), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "data")]
-    assert run([*command, "--validation", "0"]) == 0
+    assert run([*command, "--validation-fraction", "0"]) == 0
     assert "the tokenizer has no token for 3 of 23 bytes of text, and left them out" in capsys.readouterr().out
-    assert run([*command, "--validation", "0", "--json"]) == 0
+    assert run([*command, "--validation-fraction", "0", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["text_bytes"], result["lost_bytes"]) == (23, 3)
     lines: list[str] = []
@@ -219,7 +219,7 @@ def test_ids_that_no_table_can_hold_are_refused(altered):
 def test_a_vocabulary_that_no_table_can_hold_is_not_trained(vocab, texts, tmp_path, capsys):
     with pytest.raises(InputError, match=f"at most {LARGEST_VOCABULARY:,} entries are possible"):
         train_tokenizer(["some words"], vocab, tmp_path / "t.json")
-    assert run(["tokenizer", str(texts), "--vocab", str(vocab), "--out", str(tmp_path / "t.json")]) == 2
+    assert run(["tokenizer", str(texts), "--vocab-size", str(vocab), "--out", str(tmp_path / "t.json")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "t.json").exists()
 

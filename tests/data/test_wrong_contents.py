@@ -114,7 +114,7 @@ def test_a_source_file_with_a_wrong_field_names_file_and_field(dotted, new, text
     change(value, dotted, new)
     file.write_text(json_text(value))
     with pytest.raises(InputError) as caught:
-        prepare([str(texts)], tokenizer_path, copied, PrepareOptions(validation=0.2))
+        prepare([str(texts)], tokenizer_path, copied, PrepareOptions(validation_fraction=0.2))
     assert str(caught.value).startswith(f"{file}: {dotted.partition('.')[0]}")
     assert "choose another --out" in str(caught.value)
 
@@ -123,7 +123,7 @@ def test_a_source_file_with_a_wrong_field_names_file_and_field(dotted, new, text
 def test_a_source_file_of_something_else_names_the_file(text, texts, tokenizer_path, copied):
     (copied / "austen" / "source.json").write_text(text)
     with pytest.raises(InputError, match=r"austen/source\.json: "):
-        prepare([str(texts)], tokenizer_path, copied, PrepareOptions(validation=0.2))
+        prepare([str(texts)], tokenizer_path, copied, PrepareOptions(validation_fraction=0.2))
 
 
 def replace_in_shard(folder: Path, name: str, write) -> Path:

@@ -80,7 +80,7 @@ def beginning_path(holey_path, tmp_path_factory):
 def runs(dataset, tmp_path_factory):
     """Two arms with a context that some prompts do not fit."""
     folder = tmp_path_factory.mktemp("runs")
-    shape = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "context": 96}
+    shape = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "context_length": 96}
     study = tiny_study(dataset.path, model=shape, budget={"tokens": 8 * 4 * 96})
     for arm in ("learned", "binary"):
         for seed in (1, 2):

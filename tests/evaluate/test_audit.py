@@ -28,7 +28,7 @@ def test_every_file_of_rows_is_bound_to_a_hash():
 def test_the_embedded_text_is_held_out_by_the_presets_that_train_on_it():
     for preset in ("quickstart", "nano"):
         told = read_study(preset, [])[0].data
-        assert told.split_seed == 0 and told.validation >= 0.02
+        assert told.split_seed == 0 and told.validation_fraction >= 0.02
     found = embedded_rows()
     assert len(found) == 13 and sum(len(row["text"]) for row in found) > 200_000
 

@@ -212,7 +212,7 @@ def test_what_a_contrast_says_of_itself(pair, tmp_path):
     assert (told["pairs"], told["paired_by"], told["level"]) == (1, None, "these checkpoints")
     assert told["paired"] == [[str(tmp_path / "base"), str(tmp_path / "other")]]
     assert told["models"] == [str(tmp_path / "base"), str(tmp_path / "other")]
-    assert (told["context"], told["dtype"], told["held_out"], told["not_told"]) == (96, "float32", False, [])
+    assert (told["context_length"], told["dtype"], told["held_out"], told["not_told"]) == (96, "float32", False, [])
     assert told["requests_sha256"] == pair[0].record.requests_sha256
     nats = next(one for one in told["contrasts"] if one["metric"] == "nats")
     assert nats["equivalence"] is None and nats["difference"]["p"] > 0 and "these documents do not tell" in nats["says"]

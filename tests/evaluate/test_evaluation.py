@@ -187,13 +187,15 @@ def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_h
     config = (tmp_path / "run" / "config.toml").read_text()
     before = next(line for line in config.splitlines() if line.startswith("dataset = "))
     for data, said in (
-        ('inputs = ["embedded:austen"]\nvalidation = 0.02\nsplit_seed = 0', True),
-        ('inputs = ["embedded:austen"]\nvalidation = 0.001\nsplit_seed = 0', False),
-        ('inputs = ["embedded:austen"]\nvalidation = 0.02\nsplit_seed = 1', False),
-        ('inputs = ["embedded:austen", "more.jsonl"]\nvalidation = 0.02\nsplit_seed = 0', None),
+        ('inputs = ["embedded:austen"]\nvalidation_fraction = 0.02\nsplit_seed = 0', True),
+        ('inputs = ["embedded:austen"]\nvalidation_fraction = 0.001\nsplit_seed = 0', False),
+        ('inputs = ["embedded:austen"]\nvalidation_fraction = 0.02\nsplit_seed = 1', False),
+        ('inputs = ["embedded:austen", "more.jsonl"]\nvalidation_fraction = 0.02\nsplit_seed = 0', None),
     ):
         kept = "".join(
-            line for line in config.splitlines(True) if not line.startswith(("inputs = ", "validation = ", "split_seed = "))
+            line
+            for line in config.splitlines(True)
+            if not line.startswith(("inputs = ", "validation_fraction = ", "split_seed = "))
         )
         (tmp_path / "run" / "config.toml").write_text(kept.replace(before, data))
         assert open_evaluated(str(tmp_path / "run"), None, "cpu", "float32").held_out is said
@@ -215,9 +217,9 @@ def test_what_a_kill_leaves_is_no_foreign_file(runs, tmp_path):
 def test_an_audit_reads_no_more_at_once_than_the_model(runs, real_data, capsys):
     asked = ["audit", "--suite", "lambada", "--data", str(real_data / "eval"), "--documents", "3", "--json"]
     assert command([*asked, "--tokenizer", str(runs / "learned" / "seed-1")]) == 0
-    assert json.loads(capsys.readouterr().out)["context"] == 96
+    assert json.loads(capsys.readouterr().out)["context_length"] == 96
     assert command([*asked, "--tokenizer", str(runs / "learned" / "seed-1" / "model" / "tokenizer.json")]) == 0
-    assert json.loads(capsys.readouterr().out)["context"] == 96
+    assert json.loads(capsys.readouterr().out)["context_length"] == 96
     assert command([*asked, "--tokenizer", str(real_data / "no" / "such" / "folder")]) == 2
     assert "no such file or folder" in capsys.readouterr().err
 

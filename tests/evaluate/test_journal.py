@@ -92,7 +92,9 @@ def test_a_line_that_does_not_fit_the_plan_is_refused(tmp_path, sizes):
         Journal(tmp_path, "a", 64, sizes)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "null", '{"batch": 0}', '{"batch": "many"}', '{"batch": 1.5}', "{"])
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "null", '{"batch_tokens": 0}', '{"batch_tokens": "many"}', '{"batch_tokens": 1.5}', "{"]
+)
 def test_a_damaged_batch_file_of_the_journal_is_one_error_that_names_it(tmp_path, text):
     (tmp_path / "batch.json").write_text(text)
     with pytest.raises(InputError, match=r"batch\.json: ") as error:
@@ -103,7 +105,7 @@ def test_a_damaged_batch_file_of_the_journal_is_one_error_that_names_it(tmp_path
 def test_the_batch_size_is_noted_and_one_is_the_smallest(tmp_path):
     written(tmp_path)
     assert noted_batch(tmp_path) == 64
-    (tmp_path / "batch.json").write_text('{"batch": 1}')
+    (tmp_path / "batch.json").write_text('{"batch_tokens": 1}')
     assert noted_batch(tmp_path) == 1
 
 

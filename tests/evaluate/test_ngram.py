@@ -1,4 +1,4 @@
-"""Yardsticks against counting by hand."""
+"""N-gram baselines against counting by hand."""
 
 import math
 from collections import Counter, defaultdict

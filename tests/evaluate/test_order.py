@@ -38,7 +38,7 @@ def said(arguments, capsys):
         (["--suite", "embedded", "--dtype", "int8"], "--dtype 'int8': known: float32, bfloat16, float16"),
         (["--suite", "piqa", "--data", "nowhere"], "--data nowhere: no folder"),
         (["--suite", "embedded", "--documents", "0"], "--documents"),
-        (["--suite", "embedded", "--batch", "0"], "--batch"),
+        (["--suite", "embedded", "--batch-tokens", "0"], "--batch-tokens"),
     ],
 )
 def test_options_of_evaluate_are_checked_before_lm_eval_is_loaded(folder, tmp_path, monkeypatch, capsys, arguments, line):
@@ -98,7 +98,7 @@ def test_a_contrast_checks_margins_and_folders_before_evaluations_are_read(tmp_p
     ("arguments", "line"),
     [
         (["--to", "pickle"], "--to 'pickle': known: llama, gguf, onnx"),
-        (["--to", "llama", "--type", "Q8_0"], "--type 'Q8_0': llama is written in F32, BF16, F16"),
+        (["--to", "llama", "--dtype", "Q8_0"], "--dtype 'Q8_0': llama is written in F32, BF16, F16"),
         (["--to", "llama"], "taken: is there already"),
         (["--to", "llama", "--force"], "was not made by export or import"),
     ],

@@ -208,7 +208,7 @@ def trained(dataset, tmp_path_factory):
             "binary": {"interface": "binary"},
             "slow": {"interface": "learned", "overrides": {"peak_lr": 1e-3}},
         },
-        checkpoint={"every": 4, "keep": 2, "keep_every": 4, "export": True},
+        checkpoint={"interval_steps": 4, "keep_latest": 2, "keep_interval_steps": 4, "export_hf": True},
     )
     for arm, seed in (("learned", 1), ("learned", 2), ("binary", 1), ("slow", 1)):
         train(configured.run(arm, seed), dataset, folder / arm / f"seed-{seed}", Silent())

@@ -125,7 +125,7 @@ def test_a_killed_evaluation_goes_on_and_no_bit_changes(tmp_path):
 
 def test_a_killed_evaluation_goes_on_with_the_batch_it_was_begun_with(tmp_path):
     Scorer(tiny("llama"), 96, tmp_path).score(some_requests())
-    assert Scorer(tiny("llama"), None, tmp_path).batch == 96 and Scorer(tiny("llama")).batch == 1024
+    assert Scorer(tiny("llama"), None, tmp_path).batch_tokens == 96 and Scorer(tiny("llama")).batch_tokens == 1024
 
 
 def test_another_models_journal_is_not_believed(tmp_path):

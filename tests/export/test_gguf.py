@@ -136,7 +136,7 @@ def test_a_width_without_blocks_of_32_cannot_be_quantised(make, tmp_path, capsys
         str(make(hidden_size=40, num_attention_heads=2)),
         "--to",
         "gguf",
-        "--type",
+        "--dtype",
         "Q8_0",
         "--out",
         str(tmp_path / "o"),

@@ -114,7 +114,7 @@ def test_bfloat16_keeps_the_code_and_the_rotary_positions_exact(make, tmp_path):
 
 
 def test_a_code_that_a_type_cannot_hold_is_refused(make, tmp_path):
-    with pytest.raises(InputError, match=r"--type BF16: the fixed code 'binary:scale=0\.3' is not exact in it"):
+    with pytest.raises(InputError, match=r"--dtype BF16: the fixed code 'binary:scale=0\.3' is not exact in it"):
         export(make("binary:scale=0.3"), "llama", tmp_path / "plain", "BF16")
     assert not (tmp_path / "plain").exists()
 
@@ -154,7 +154,7 @@ def test_a_value_that_a_type_cannot_hold_is_refused_in_a_row_that_no_text_has(to
         weights = load_file(folder / "model.safetensors")
         weights["lm_head.weight"][row, 5] = 1e5
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=rf"--type F16: .*weight has a value in row {row} that is too large for it"):
+    with pytest.raises(InputError, match=rf"--dtype F16: .*weight has a value in row {row} that is too large for it"):
         export(folder, to, tmp_path / "out", "F16")
     assert not (tmp_path / "out").exists()
 
@@ -282,7 +282,7 @@ def test_a_card_shows_an_evaluation_of_these_very_weights_alone(dataset, tmp_pat
     run = tmp_path / "gf2" / "seed-1"
     train(tiny_study(dataset.path).run("gf2", 1), dataset, run, Silent())
     told = {
-        "identity": {"weights_sha256": "", "documents": 3, "seed": 0, "harness": "0.4.13", "context": 96, "prefix": 0},
+        "identity": {"weights_sha256": "", "documents": 3, "seed": 0, "harness": "0.4.13", "context_length": 96, "prefix": 0},
         "audit": [{"name": "piqa", "documents": 3, "requests": 6, "truncated": 0}],
         "results": {"piqa": {"acc": 2 / 3}},
         "second_opinion": {"checked": 6, "largest": 1e-6},
@@ -385,7 +385,7 @@ def test_sigterm_leaves_nothing(make, tmp_path):
 def test_an_export_of_other_names_is_refused(make, tmp_path, capsys):
     for more, said in (
         (["--to", "mlx"], "--to 'mlx': known: llama, gguf, onnx"),
-        (["--to", "onnx", "--type", "Q8_0"], "--type 'Q8_0'"),
+        (["--to", "onnx", "--dtype", "Q8_0"], "--dtype 'Q8_0'"),
     ):
         assert command(["export", str(make()), *more, "--out", str(tmp_path / "x")]) == 2
         assert said in capsys.readouterr().err

@@ -15,7 +15,7 @@ from tokencodes.study import compare
 from tokencodes.train.metrics import Silent
 
 RUN = "gf2/seed-1"
-FILES = ["facts.json", "yardsticks.json", f"{RUN}/sample.json", f"{RUN}/result.json"]
+FILES = ["dataset_facts.json", "ngram_baselines.json", f"{RUN}/sample.json", f"{RUN}/result.json"]
 WHOLE = ["{}", "[]", "null", "7", '"text"', "[{}]", "NaN"]
 
 
@@ -89,7 +89,7 @@ def test_a_wrong_value_in_any_field_is_one_line_with_the_file_and_the_field(name
 
 
 def test_text_is_no_number_in_any_file(folder, capsys):
-    for name, key in (("yardsticks.json", "unigram"), (f"{RUN}/sample.json", "seed")):
+    for name, key in (("ngram_baselines.json", "unigram"), (f"{RUN}/sample.json", "seed")):
         kept = (folder / name).read_text()
         (folder / name).write_text(json.dumps({**json.loads(kept), key: "1.5"}))
         assert f"{folder / name}: {key} = '1.5'" in complaint(folder, capsys)
@@ -97,7 +97,7 @@ def test_text_is_no_number_in_any_file(folder, capsys):
 
 
 KEYS = ["", "arms", "arms.gf2.interface", "study", "study.seeds", "study.baseline"]
-KEYS += ["model.hidden_size", "optimizer", "batch.windows_per_step"]
+KEYS += ["model.hidden_size", "optimizer", "batch.global_batch_size"]
 
 
 @pytest.mark.parametrize("removed", KEYS)
@@ -121,7 +121,7 @@ def test_a_study_file_that_is_empty_or_lacks_a_key_is_one_line(removed, folder, 
         ("arms.gf2.interface", "nonsense"),
         ("arms", {"../../gf2": {"interface": "gf2"}}),
         ("arms", {}),
-        ("model.context", "16"),
+        ("model.context_length", "16"),
     ],
 )
 def test_a_study_file_with_a_wrong_value_is_one_line(key, value, folder, capsys):
@@ -164,22 +164,22 @@ def test_metrics_without_a_held_out_loss_are_one_line(text, folder, capsys):
 
 
 def test_an_arm_that_the_facts_do_not_know_is_one_line(folder, capsys):
-    facts = read_json(folder / "facts.json")
+    facts = read_json(folder / "dataset_facts.json")
     del facts["account"]["gf2"]
-    (folder / "facts.json").write_text(json.dumps(facts))
-    assert f"{folder / 'facts.json'}: account.gf2: is missing" in complaint(folder, capsys)
+    (folder / "dataset_facts.json").write_text(json.dumps(facts))
+    assert f"{folder / 'dataset_facts.json'}: account.gf2: is missing" in complaint(folder, capsys)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "null"])
 def test_compare_says_which_file_is_damaged_and_writes_it_anew_when_it_is_gone(text, study, made, tmp_path):
     out = Path(shutil.copytree(made, tmp_path / "study"))
-    file = out / "yardsticks.json"
+    file = out / "ngram_baselines.json"
     kept = file.read_text()
     file.write_text(text)
-    with pytest.raises(InputError, match=r"yardsticks.json.*remove it, and repeat"):
+    with pytest.raises(InputError, match=r"ngram_baselines.json.*remove it, and repeat"):
         compare(study, out, Silent())
     file.unlink()
-    (out / "facts.json").write_text(text)
+    (out / "dataset_facts.json").write_text(text)
     assert compare(study, out, Silent())
     assert file.read_text() == kept
     write_report(out)

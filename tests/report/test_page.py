@@ -88,7 +88,7 @@ def test_its_numbers_are_those_on_disk(folder, study):
         assert ", ".join(f"{loss:.3f}" for loss in losses) in words
         results = [read_json(folder / arm / f"seed-{seed}" / "result.json") for seed in (1, 2)]
         bits, perplexity = (sum(result[key] for result in results) / 2 for key in ("bits_per_byte", "perplexity"))
-        below = read_json(folder / "yardsticks.json")["unigram"] - sum(losses) / 2
+        below = read_json(folder / "ngram_baselines.json")["unigram"] - sum(losses) / 2
         row = f"{arm} {sum(losses) / 2:.3f} {losses[0]:.3f}, {losses[1]:.3f} {bits:.3f} {perplexity:.1f} {below:.3f}"
         assert row in words
     for pair in summary["pairs"]:

@@ -52,7 +52,7 @@ def test_activation_memory_is_what_a_real_forward_pass_keeps(preset):
     run = read_study(preset, [])[0].run("binary", 1)
     model = fresh_model(run)
     initialise(model, 1)
-    ids = torch.zeros((run.batch.microbatch_windows, run.model.context), dtype=torch.long)
+    ids = torch.zeros((run.batch.micro_batch_size, run.model.context_length), dtype=torch.long)
     real = saved_bytes(model, lambda: model.loss(ids, ids, num_targets=1))
     counted = account_run(run)
     assert real == pytest.approx(counted.activation_bytes, rel=0.03)
@@ -60,7 +60,7 @@ def test_activation_memory_is_what_a_real_forward_pass_keeps(preset):
 
 
 def test_a_dry_run_of_the_papers_recipe_says_what_it_would_take_and_leaves_nothing(tmp_path, capsys):
-    arguments = ["train", "paper", "--arm", "learned", "--out", str(tmp_path / "run"), "--dry-run", "--peak", "400"]
+    arguments = ["train", "paper", "--arm", "learned", "--out", str(tmp_path / "run"), "--dry-run", "--peak-tflops", "400"]
     assert command([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["total_parameters"], told["steps"], told["tokens"]) == (1_812_039_680, 381_470, 381_470 * 262_144)

@@ -36,9 +36,9 @@ def refused(capsys, *arguments: str) -> str:
 @pytest.mark.parametrize(
     "assignment",
     [
-        "batch.windows_per_step=1000000000000",
-        "batch.windows_per_step=100000000000000000000000",
-        "batch.microbatch_windows=1000000000000",
+        "batch.global_batch_size=1000000000000",
+        "batch.global_batch_size=100000000000000000000000",
+        "batch.micro_batch_size=1000000000000",
         "batch.streams=100000000000000000000",
         "batch.windows_per_visit=100000000000000000000",
         "data.vocab_size=1000000000",
@@ -47,16 +47,16 @@ def refused(capsys, *arguments: str) -> str:
         "model.hidden_size=1000000002",
         "model.intermediate_size=1000000000",
         "model.num_attention_heads=10000000",
-        "model.context=1000000000",
+        "model.context_length=1000000000",
         f"budget.tokens={HUGE}",
         f"optimizer.schedule_steps={HUGE}",
         f"optimizer.warmup_steps={HUGE}",
         f"heldout.windows={HUGE}",
-        f"heldout.every={HUGE}",
-        f"checkpoint.keep={HUGE}",
-        f"checkpoint.every={HUGE}",
-        "engine.timeout=1e300",
-        f"engine.recompute={HUGE}",
+        f"heldout.interval_steps={HUGE}",
+        f"checkpoint.keep_latest={HUGE}",
+        f"checkpoint.interval_steps={HUGE}",
+        "engine.timeout_seconds=1e300",
+        f"engine.activation_checkpoint_every={HUGE}",
         f"study.seeds=[{1 << 63}]",
         f"study.seeds=[{HUGE}]",
     ],
@@ -74,14 +74,14 @@ def test_an_absurd_size_is_one_line_that_names_the_key_and_the_bound(assignment,
 def test_an_absurd_seed_peak_or_rank_count_is_one_line(capsys, tmp_path):
     dry_run = ["train", "quickstart", "--out", str(tmp_path), "--dry-run"]
     assert "seed" in refused(capsys, *dry_run, "--seed", HUGE)
-    assert "'--peak'" in refused(capsys, *dry_run, "--peak", "nan")
-    assert "--peak inf" in refused(capsys, *dry_run, "--peak", "inf")
+    assert "'--peak-tflops'" in refused(capsys, *dry_run, "--peak-tflops", "nan")
+    assert "--peak-tflops inf" in refused(capsys, *dry_run, "--peak-tflops", "inf")
     assert "do not divide among" in refused(capsys, *dry_run, "--ranks", "1000000000000")
 
 
 @pytest.mark.parametrize("sampling", ["paper", "token-uniform", "packed"])
 def test_the_largest_counts_and_seeds_that_are_taken_can_be_trained(sampling, dataset, tmp_path):
-    batch = {"windows_per_step": 4, "microbatch_windows": 4, "streams": MOST, "windows_per_visit": MOST}
+    batch = {"global_batch_size": 4, "micro_batch_size": 4, "streams": MOST, "windows_per_visit": MOST}
     study = tiny_study(dataset.path, batch={**batch, "sampling": sampling}, study={"seeds": [(1 << 63) - 1]})
     assert train(study.run("gf2", (1 << 63) - 1), dataset, tmp_path, Silent()).status == "done"
     for step in ((1 << 60) - 1, 0):  # the last step of the largest budget, at one token a step
@@ -101,15 +101,15 @@ def test_a_number_of_thousands_of_digits_and_deep_lists_are_one_line(text, capsy
 
 
 def test_a_microbatch_beyond_every_memory_is_refused_with_its_size(capsys):
-    sets = ["--set", "batch.microbatch_windows=1048576", "--set", "batch.windows_per_step=1048576"]
-    said = refused(capsys, "params", "quickstart", *sets, "--set", "model.context=16777216")
-    assert "lower batch.microbatch_windows or model.context" in said and "TB" in said
+    sets = ["--set", "batch.micro_batch_size=1048576", "--set", "batch.global_batch_size=1048576"]
+    said = refused(capsys, "params", "quickstart", *sets, "--set", "model.context_length=16777216")
+    assert "lower batch.micro_batch_size or model.context_length" in said and "TB" in said
 
 
 def test_a_microbatch_is_at_most_an_step():
-    study = tiny_study("unused", batch={"windows_per_step": 4, "microbatch_windows": 1 << 20})
-    assert study.microbatch == 4
-    whole = tiny_study("unused", batch={"windows_per_step": 4, "microbatch_windows": 4})
+    study = tiny_study("unused", batch={"global_batch_size": 4, "micro_batch_size": 1 << 20})
+    assert study.micro_batch == 4
+    whole = tiny_study("unused", batch={"global_batch_size": 4, "micro_batch_size": 4})
     assert account_run(study.run("gf2", 1)).activation_bytes == account_run(whole.run("gf2", 1)).activation_bytes
 
 
@@ -210,15 +210,15 @@ def test_the_limit_of_a_control_group_counts(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["binary", "--vocab", "1000000000"], "a vocabulary of 1,000,000,000 tokens is beyond the 16,777,216"),
-        (["binary", "--vocab", HUGE], "is beyond the 16,777,216"),
-        (["binary", "--vocab", "0"], "a vocabulary of 0 tokens"),
-        (["binary", "--vocab", "-5"], "a vocabulary of -5 tokens"),
-        (["binary", "--vocab", "320", "--width", "1000000000000"], "a model has 1 to 1,048,576 channels"),
-        (["binary", "--vocab", "320", "--width", "0"], "a model has 1 to 1,048,576 channels"),
-        (["random:width=1048576", "--vocab", "16777216", "--width", "1048576"], "GB of memory; here are"),
-        (["gf2:width=1048576", "--vocab", "320", "--width", "1048576"], "GB of memory; here are"),
-        (["binary:width=1048576,lift=orthogonal", "--vocab", "1", "--width", "1048576"], "GB of memory; here are"),
+        (["binary", "--vocab-size", "1000000000"], "a vocabulary of 1,000,000,000 tokens is beyond the 16,777,216"),
+        (["binary", "--vocab-size", HUGE], "is beyond the 16,777,216"),
+        (["binary", "--vocab-size", "0"], "a vocabulary of 0 tokens"),
+        (["binary", "--vocab-size", "-5"], "a vocabulary of -5 tokens"),
+        (["binary", "--vocab-size", "320", "--width", "1000000000000"], "a model has 1 to 1,048,576 channels"),
+        (["binary", "--vocab-size", "320", "--width", "0"], "a model has 1 to 1,048,576 channels"),
+        (["random:width=1048576", "--vocab-size", "16777216", "--width", "1048576"], "GB of memory; here are"),
+        (["gf2:width=1048576", "--vocab-size", "320", "--width", "1048576"], "GB of memory; here are"),
+        (["binary:width=1048576,lift=orthogonal", "--vocab-size", "1", "--width", "1048576"], "GB of memory; here are"),
     ],
 )
 def test_codes_of_absurd_sizes_are_one_line(arguments, complaint, capsys):

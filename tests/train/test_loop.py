@@ -24,7 +24,7 @@ GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "losses.json").re
 
 def records(folder: Path) -> list[dict]:
     """Metrics without what a clock decides, and without the lines that a process writes as it starts."""
-    clock = ("seconds", "rate", "peak_share", "memory_bytes")
+    clock = ("seconds", "rate", "matmul_utilization", "memory_bytes")
     lines = (line for line in read_json_lines(folder / "metrics.jsonl") if line["kind"] != "start")
     return [{key: value for key, value in line.items() if key not in clock} for line in lines]
 
@@ -104,7 +104,7 @@ def test_the_losses_of_20_steps_are_the_golden_ones(dataset, tmp_path):
 
 
 def test_training_learns(dataset, tmp_path):
-    study = tiny_study(dataset.path, budget={"tokens": 60 * 4 * 16}, heldout={"windows": 64, "every": 0})
+    study = tiny_study(dataset.path, budget={"tokens": 60 * 4 * 16}, heldout={"windows": 64, "interval_steps": 0})
     train(study.run("learned", 1), dataset, tmp_path, Silent())
     first, *_, last = (line["loss"] for line in records(tmp_path) if line["kind"] == "heldout")
     assert last < first - 0.3
@@ -113,7 +113,7 @@ def test_training_learns(dataset, tmp_path):
 def test_microbatches_only_cut_the_work(dataset, tmp_path):
     losses = {}
     for cut in (1, 4):
-        batch = {"windows_per_step": 4, "microbatch_windows": cut, "streams": 2, "windows_per_visit": 4}
+        batch = {"global_batch_size": 4, "micro_batch_size": cut, "streams": 2, "windows_per_visit": 4}
         train(tiny_study(dataset.path, batch=batch).run("gf2", 1), dataset, tmp_path / str(cut), Silent())
         losses[cut] = [line["loss"] for line in records(tmp_path / str(cut)) if "loss" in line]
     assert losses[1] == pytest.approx(losses[4], rel=1e-5)
@@ -126,7 +126,7 @@ def test_the_budget_ends_at_the_first_boundary_that_reaches_it(dataset, tmp_path
 
 def test_the_last_step_can_be_replayed(undisturbed, study):
     place = checkpoint.find(undisturbed["gf2"])
-    state, ids = checkpoint.read_state(place), torch.from_numpy(np.load(place / "last_step.npy"))
+    state, ids = checkpoint.read_state(place), torch.from_numpy(np.load(place / "last_batch.npy"))
     model = checkpoint.load_model(place)
     with torch.no_grad():
         assert float(model.loss(ids[:, :-1], ids[:, 1:])) == pytest.approx(state.replay_loss, rel=1e-6)
@@ -222,10 +222,10 @@ def test_the_result_holds_what_its_loss_means(undisturbed, dataset):
 @pytest.mark.parametrize(
     ("policy", "left"),
     [
-        ({"every": 1, "keep": 1}, [8]),
-        ({"every": 1, "keep": 2, "keep_every": 3}, [3, 6, 7, 8]),
-        ({"keep": 1, "log_spaced": True}, [1, 2, 3, 4, 6, 8]),
-        ({"every": 5, "keep": 1, "log_spaced": True}, [1, 2, 3, 4, 6, 8]),
+        ({"interval_steps": 1, "keep_latest": 1}, [8]),
+        ({"interval_steps": 1, "keep_latest": 2, "keep_interval_steps": 3}, [3, 6, 7, 8]),
+        ({"keep_latest": 1, "log_spaced": True}, [1, 2, 3, 4, 6, 8]),
+        ({"interval_steps": 5, "keep_latest": 1, "log_spaced": True}, [1, 2, 3, 4, 6, 8]),
     ],
 )
 def test_checkpoints_that_a_study_wants_later_stay(policy, left, dataset, tmp_path):
@@ -235,5 +235,5 @@ def test_checkpoints_that_a_study_wants_later_stay(policy, left, dataset, tmp_pa
 
 
 def test_keeping_what_is_never_saved_is_refused(dataset):
-    with pytest.raises(ValueError, match="keep_every 3 is no multiple of every 2, so nothing is saved there"):
-        tiny_study(dataset.path, checkpoint={"every": 2, "keep_every": 3})
+    with pytest.raises(ValueError, match="keep_interval_steps 3 is no multiple of interval_steps 2, so nothing is saved there"):
+        tiny_study(dataset.path, checkpoint={"interval_steps": 2, "keep_interval_steps": 3})

@@ -25,7 +25,7 @@ RECORDS = [
     HeldOutRecord(0, 0, 5.75),
     StepRecord(1, 64, 5.5, 1e-3, 0.039, 0.25, {"body": 0.03, "head": 0.02}, 256.0, None, 10),
     ScalesRecord(1, {"body": 0.5, "head": None}, [1.0, None]),
-    StepRecord(2, 128, 5.25, 2e-3, 0.5, 0.25, rate=256.0, peak_share=0.5),
+    StepRecord(2, 128, 5.25, 2e-3, 0.5, 0.25, rate=256.0, matmul_utilization=0.5),
 ]
 
 
@@ -97,8 +97,8 @@ def test_a_line_fits_and_shows_the_loss_and_the_time_left(width, name):
 def test_what_does_not_fit_is_left_out_in_order():
     parts = ("gf2 seed 1", "3/8", "loss 5.1", "0:09 left", ("held-out 5.2", "64 tokens/s"))
     assert progress_line(66, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 tokens/s  0:09 left"
-    assert progress_line(64, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 tokens/s  0:09 left"
-    assert progress_line(63, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  0:09 left"
+    assert progress_line(63, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 tokens/s  0:09 left"
+    assert progress_line(62, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  0:09 left"
     assert progress_line(49, *parts) == "gf2 seed 1  3/8  loss 5.1  0:09 left"
     assert progress_line(30, *parts) == "gf2   3/8  loss 5.1  0:09 left"
     assert progress_line(24, *parts) == "3/8  loss 5.1  0:09 left"

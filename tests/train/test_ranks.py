@@ -23,7 +23,7 @@ def told(texts, dataset, tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("ranks")
     documents = (document.text for file in sorted(texts.iterdir()) for document in read_documents(file))
     train_tokenizer(documents, 3071, folder / "tokenizer.json")
-    odd = prepare([str(texts)], folder / "tokenizer.json", folder / "data", PrepareOptions(validation=0.2))
+    odd = prepare([str(texts)], folder / "tokenizer.json", folder / "data", PrepareOptions(validation_fraction=0.2))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "tests/train_on_ranks.py", str(dataset.path), str(odd.path), str(folder / "runs")],
         capture_output=True,

@@ -20,7 +20,7 @@ from tokencodes.train.run import train
 def finished(dataset, tmp_path_factory):
     """A run with checkpoints at steps 2, 4, 6 and 8."""
     out = tmp_path_factory.mktemp("run")
-    run = tiny_study(dataset.path, checkpoint={"every": 2, "keep": 9}).run("gf2", 1)
+    run = tiny_study(dataset.path, checkpoint={"interval_steps": 2, "keep_latest": 9}).run("gf2", 1)
     train(run, dataset, out, Silent())
     return run, out
 
@@ -42,9 +42,11 @@ def test_any_step_comes_out_as_it_was_logged_and_nothing_is_touched(step, began,
 
 def test_on_another_engine_it_agrees_to_rounding_and_says_so(finished, dataset):
     run, out = finished
-    other = run.model_copy(update={"engine": run.engine.model_copy(update={"recompute": 1, "head": "torch"})})
+    other = run.model_copy(
+        update={"engine": run.engine.model_copy(update={"activation_checkpoint_every": 1, "loss_kernel": "torch"})}
+    )
     found = replay(other, dataset, out, 8)
-    assert (found.otherwise, found.agrees) == ("recompute", True)
+    assert (found.otherwise, found.agrees) == ("activation_checkpoint_every", True)
     logged = next(line for line in records(out) if (line["kind"], line["step"]) == ("step", 8))
     assert found.loss == pytest.approx(logged["loss"], rel=1e-5)
     assert not replace(found, loss=found.loss + 0.02).agrees
@@ -68,7 +70,7 @@ def test_a_damaged_checkpoint_is_named_and_an_step_before_the_first_is_refused(f
 def exploded(dataset, tmp_path):
     """A run whose learning rate takes it beyond what float32 holds."""
     optimizer = {"peak_lr": 1e30, "min_lr": 0, "warmup_steps": 0, "schedule_steps": 100}
-    run = tiny_study(dataset.path, optimizer=optimizer, checkpoint={"every": 1, "keep": 1}).run("learned", 1)
+    run = tiny_study(dataset.path, optimizer=optimizer, checkpoint={"interval_steps": 1, "keep_latest": 1}).run("learned", 1)
     with pytest.raises(CheckFailed, match="They never reached the weights") as caught:
         train(run, dataset, tmp_path / "run", Silent())
     return run, tmp_path / "run", str(caught.value)
@@ -103,7 +105,13 @@ def test_the_command_says_it_in_json_and_in_a_line(finished, exploded, capsys, t
 
 def test_a_run_of_a_study_finds_its_text_and_nothing_is_prepared_anew(texts, tmp_path, capsys):
     data = f'data.inputs=["{texts}"]'
-    small = ["data.vocab_size=320", "data.validation=0.2", "model.context=16", "budget.tokens=256", "study.seeds=[1]"]
+    small = [
+        "data.vocab_size=320",
+        "data.validation_fraction=0.2",
+        "model.context_length=16",
+        "budget.tokens=256",
+        "study.seeds=[1]",
+    ]
     sets = [word for assignment in (data, *small) for word in ("--set", assignment)]
     assert command(["compare", "quickstart", "--out", str(tmp_path / "study"), *sets, "--json"]) == 0
     run = tmp_path / "study" / "gf2" / "seed-1"

@@ -54,7 +54,7 @@ def test_a_disk_that_is_full_during_a_save_costs_the_checkpoint_and_not_the_run(
     background, dataset, undisturbed, tmp_path, monkeypatch
 ):
     """The disk fills at the save of step 4, and there is room again by step 6."""
-    saves = {"every": 2, "keep": 9, "background": background}
+    saves = {"interval_steps": 2, "keep_latest": 9, "async_save": background}
     run, listener, real = tiny_study(dataset.path, checkpoint=saves).run("gf2", 1), Listener(), np.save
 
     def full(path, array):
@@ -130,18 +130,18 @@ def test_another_engine_may_go_on_with_a_run_and_another_precision_or_recipe_may
     for section, told in (
         ({"engine": {"precision": "bf16-autocast"}}, "engine.precision is 'float32' there, 'bf16-autocast' asked for"),
         ({"optimizer": {"peak_lr": 1e-3, "warmup_steps": 2, "schedule_steps": 8}}, "optimizer.min_lr is 0.0003 there"),
-        ({"checkpoint": {"every": 4, "keep": 2}}, "checkpoint.every is 2 there, 4 asked for"),
+        ({"checkpoint": {"interval_steps": 4, "keep_latest": 2}}, "checkpoint.interval_steps is 2 there, 4 asked for"),
     ):
         with pytest.raises(InputError, match="made from another configuration") as refused:
             train(tiny_study(dataset.path, **section).run("gf2", 1), dataset, tmp_path / "gf2", Silent())
         assert told in str(refused.value)
-    run = tiny_study(dataset.path, engine={"recompute": 1, "head": "torch"}).run("gf2", 1)
+    run = tiny_study(dataset.path, engine={"activation_checkpoint_every": 1, "loss_kernel": "torch"}).run("gf2", 1)
     result = train(run, dataset, tmp_path / "gf2", Silent())
     assert result.held_out_loss == pytest.approx(read_json(undisturbed / "result.json")["held_out_loss"], rel=2e-6)
-    assert result.environment["recompute"] == 1
+    assert result.environment["activation_checkpoint_every"] == 1
     starts = [line for line in read_json_lines(tmp_path / "gf2" / "metrics.jsonl") if line["kind"] == "start"]
     assert [line["step"] for line in starts] == [0, 6]
-    assert [line["surroundings"]["recompute"] for line in starts] == [0, 1]
+    assert [line["surroundings"]["activation_checkpoint_every"] for line in starts] == [0, 1]
 
 
 def test_parameters_in_bf16_need_no_launcher(dataset, tmp_path):
@@ -161,7 +161,7 @@ def test_the_log_has_rates_memory_and_the_share_of_a_measured_peak(undisturbed):
     for line in _steps(undisturbed):
         assert line["rate"] == pytest.approx(64 / line["seconds"])
         flops = 6 * (2 * (4 * 36 * 36 + 3 * 36 * 48) + 320 * 36) + 6 * 2 * 36 * 17
-        assert line["peak_share"] == pytest.approx(line["rate"] * flops / start["peak_flops"])
+        assert line["matmul_utilization"] == pytest.approx(line["rate"] * flops / start["peak_flops"])
         assert line["memory_bytes"] > 50_000_000
 
 

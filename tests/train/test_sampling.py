@@ -18,7 +18,7 @@ from tokencodes.train.run import train
 from tokencodes.train.stop import Stop
 from tokencodes.verify.certificate import certify
 
-BATCH = {"windows_per_step": 4, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4}
+BATCH = {"global_batch_size": 4, "micro_batch_size": 2, "streams": 2, "windows_per_visit": 4}
 
 
 def sampled(dataset, sampling: str, **sections):
@@ -38,7 +38,7 @@ def test_every_sampling_resumes_bitwise_and_passes_its_checks(sampling, dataset,
 
 
 def test_packed_counts_real_tokens_and_its_loss_is_the_mean_over_them(dataset, tmp_path):
-    batch = {**BATCH, "sampling": "packed", "windows_per_step": 192, "microbatch_windows": 32}
+    batch = {**BATCH, "sampling": "packed", "global_batch_size": 192, "micro_batch_size": 32}
     trainer = Trainer(sampled(dataset, "packed", batch=batch, budget={"tokens": 16}), dataset, tmp_path, Silent())
     ids = torch.from_numpy(trainer.window_ids(0))
     inputs, targets = inputs_and_targets(ids)
@@ -57,14 +57,14 @@ def halves(texts, tokenizer_path, tmp_path):
     folders = []
     for source in sorted(texts.iterdir()):
         out = tmp_path / "prepared" / source.name.split(".")[0]
-        prepare([str(source)], tokenizer_path, out, PrepareOptions(validation=0.2))
+        prepare([str(source)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2))
         folders.append(str(out))
     return folders
 
 
 def test_a_mixture_trains_and_its_ledger_names_document_and_offset(halves, tmp_path):
     parts = [{"dataset": folder, "weight": weight} for folder, weight in zip(halves, (3.0, 1.0), strict=True)]
-    study = tiny_study("unused", data={"mixture": parts, "vocab_size": 320}, heldout={"windows": 8, "every": 0})
+    study = tiny_study("unused", data={"mixture": parts, "vocab_size": 320}, heldout={"windows": 8, "interval_steps": 0})
     run = study.run("gf2", 1)
     corpus = open_dataset(run.data, tmp_path / "run", Silent().say)
     train(run, corpus, tmp_path / "run", Silent())
@@ -81,7 +81,7 @@ def test_a_mixture_trains_and_its_ledger_names_document_and_offset(halves, tmp_p
 
 
 def test_the_ledger_finds_text_that_was_prepared_beside_a_run_and_refuses_other_text(texts, tmp_path, dataset):
-    told = {"inputs": [str(texts)], "vocab_size": 320, "validation": 0.2}
+    told = {"inputs": [str(texts)], "vocab_size": 320, "validation_fraction": 0.2}
     run = tiny_study("unused", data=told).run("gf2", 1)
     corpus = open_dataset(run.data, tmp_path / "study", Silent().say)
     train(run, corpus, tmp_path / "study" / "gf2" / "seed-1", Silent())
@@ -94,7 +94,7 @@ def test_the_ledger_finds_text_that_was_prepared_beside_a_run_and_refuses_other_
     (tmp_path / "study" / "data").rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="its prepared text is not beside it"):
         read_ledger(tmp_path / "study" / "gf2" / "seed-1", 1)
-    prepare([str(texts)], dataset.tokenizer.path, tmp_path / "study" / "data", PrepareOptions(validation=0.3))
+    prepare([str(texts)], dataset.tokenizer.path, tmp_path / "study" / "data", PrepareOptions(validation_fraction=0.3))
     with pytest.raises(InputError, match="not the text of"):
         read_ledger(tmp_path / "study" / "gf2" / "seed-1", 1)
     result = tmp_path / "study" / "gf2" / "seed-1" / "result.json"

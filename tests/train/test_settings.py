@@ -18,14 +18,14 @@ def test_the_papers_numbers():
     assert study.tokens_per_step == 262_144
     assert study.steps == 381_470
     assert (study.optimizer.beta1, study.optimizer.beta2, study.optimizer.eps) == (0.9, 0.95, 1e-8)
-    assert (study.optimizer.weight_decay, study.optimizer.clip) == (0.01, 1.0)
+    assert (study.optimizer.weight_decay, study.optimizer.max_grad_norm) == (0.01, 1.0)
     assert (study.model.rope_theta, study.model.rms_norm_eps, study.model.init_std) == (10_000, 1e-5, 0.02)
 
 
 def test_the_predecessor_preset_has_the_shape_of_its_model_cards():
     study, _ = read_study("predecessor", [])
     model = study.model
-    shape = (model.hidden_size, model.num_hidden_layers, model.num_attention_heads, model.context)
+    shape = (model.hidden_size, model.num_hidden_layers, model.num_attention_heads, model.context_length)
     assert (study.data.vocab_size, *shape) == (65_536, 1024, 32, 32, 1024)
     assert study.budget.tokens == 17_000_000_000
     assert study.tokens_per_step == 262_144
@@ -57,7 +57,10 @@ def test_a_section_that_is_set_whole_is_the_origin_of_its_values():
         (["model=3"], "--set model=3: model = 3: must be a table"),
         (["arms.x={interface=3}"], "--set arms.x={interface=3}: arms.x.interface = 3"),
         (["model.hidden_size=8"], "preset quickstart with --set model.hidden_size=8: model: hidden_size 8 over 3 heads"),
-        (["model.context=32", "study.baseline=lerned"], "preset quickstart with --set model.context=32, --set study.base"),
+        (
+            ["model.context_length=32", "study.baseline=lerned"],
+            "preset quickstart with --set model.context_length=32, --set study.base",
+        ),
     ],
 )
 def test_the_error_names_the_set_option_that_is_wrong_and_not_the_preset(sets, complaint):
@@ -69,7 +72,7 @@ def test_the_error_names_the_set_option_that_is_wrong_and_not_the_preset(sets, c
 def test_what_is_wrong_in_a_file_names_the_file(tmp_path):
     (tmp_path / "preset.toml").write_text("[model]\nhidden_size = [96]\n")
     with pytest.raises(InputError, match=rf"^{tmp_path}/preset\.toml: "):
-        read_study(str(tmp_path / "preset.toml"), ["model.context=16"])
+        read_study(str(tmp_path / "preset.toml"), ["model.context_length=16"])
 
 
 @pytest.mark.parametrize("text", ["", "arm = 3", "[model]\nhidden_size = 'wide'", "seed = -1", "interface = 'gf3'"])
@@ -102,7 +105,7 @@ def test_a_saved_configuration_with_wrong_contents_is_one_line(text, tmp_path):
         (["optimizer.min_lr=1"], "min_lr 1 is above peak_lr"),
         (["optimizer.warmup_steps=100000"], "must be below schedule_steps"),
         (["budget.tokens=0"], "budget.tokens = 0"),
-        (["data.validation=1.5"], "data.validation = 1.5"),
+        (["data.validation_fraction=1.5"], "data.validation_fraction = 1.5"),
         (["arms.gf2.interface=gf3"], "unknown words 'gf3'; did you mean 'gf2'?"),
         (["arms.gf2.overrides.peak_rl=1"], "only optimizer keys may differ between arms"),
         (["study.baseline=lerned"], "study.baseline 'lerned' is not among the arms"),

@@ -25,7 +25,7 @@ from tokencodes.train.observe import part_of
 from tokencodes.train.optimizer import learning_rate
 from tokencodes.train.stop import Stop
 
-EVERY_SECTION = {"heldout": {"windows": 8, "every": 0}, "checkpoint": {"every": 0, "keep": 2}}
+EVERY_SECTION = {"heldout": {"windows": 8, "interval_steps": 0}, "checkpoint": {"interval_steps": 0, "keep_latest": 2}}
 
 
 class Log(Silent):
@@ -96,13 +96,13 @@ def saves_of(trainer: Trainer, monkeypatch) -> list[tuple[int, bool]]:
 
 
 def test_a_run_begins_with_nothing_done(dataset, tmp_path):
-    trainer = trainer_of(dataset, tmp_path / "a" / "b", engine={"head": "torch"})
+    trainer = trainer_of(dataset, tmp_path / "a" / "b", engine={"loss_kernel": "torch"})
     state = trainer.state
     assert (state.step, state.tokens, state.seconds, state.windows_sha256, state.last_loss) == (0, 0, 0.0, "", None)
     assert (state.dataset_fingerprint, state.tokenizer_sha256) == (dataset.fingerprint, dataset.tokenizer_sha256)
     assert len(state.start_sha256) == 64
     assert trainer.last_ids.shape == (0, 17)
-    assert trainer.model.head_kernel == "torch"
+    assert trainer.model.loss_kernel == "torch"
     assert trainer.model.config.tokenizer_sha256 == dataset.tokenizer_sha256
     assert trainer.model.config.eos_token_id == trainer.model.generation_config.bos_token_id == dataset.tokenizer.end_of_text
     assert trainer.place.folder == tmp_path / "a" / "b" / "checkpoints"
@@ -158,7 +158,7 @@ def reference(trainer: Trainer, count: int) -> tuple[dict[str, torch.Tensor], li
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
         optimizer.step()
@@ -169,7 +169,14 @@ def reference(trainer: Trainer, count: int) -> tuple[dict[str, torch.Tensor], li
 @pytest.mark.parametrize("clip", [0.1, 100.0])
 @pytest.mark.parametrize("arm", ["learned", "gf2"])
 def test_a_step_is_clipped_adamw_on_the_mean_loss_of_its_windows(arm, clip, dataset, tmp_path):
-    rates = {"peak_lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 2, "schedule_steps": 4, "weight_decay": 0.3, "clip": clip}
+    rates = {
+        "peak_lr": 3e-3,
+        "min_lr": 3e-4,
+        "warmup_steps": 2,
+        "schedule_steps": 4,
+        "weight_decay": 0.3,
+        "max_grad_norm": clip,
+    }
     trainer = trainer_of(dataset, tmp_path, arm=arm, optimizer=rates)
     weights, values = reference(trainer, 5)
     records = steps(trainer, 5)
@@ -190,7 +197,7 @@ def test_a_step_leaves_a_record_and_counters_that_can_be_computed_anew(dataset, 
         assert (record.step, record.tokens) == (number, 64 * number)
         assert record.lr == learning_rate(number - 1, trainer.config.optimizer)
         assert record.seconds > 0 and record.rate == pytest.approx(64 / record.seconds)
-        assert record.peak_share is None  # no peak was measured
+        assert record.matmul_utilization is None  # no peak was measured
         assert record.memory_bytes > 1 << 20
         assert sum(norm**2 for norm in record.grad_norm_parts.values()) == pytest.approx(record.grad_norm**2, rel=1e-5)
         assert set(record.grad_norm_parts) == {part_of(name) for name, _ in trainer.model.named_parameters()}
@@ -210,14 +217,14 @@ def test_durations_add_up_and_a_clock_that_stands_still_gives_no_rate(dataset, t
     first, second = steps(trainer, 2)
     assert (first.seconds, second.seconds, trainer.state.seconds) == (0.5, 2.0, 2.5)
     assert (first.rate, second.rate) == (128.0, 32.0)
-    assert first.peak_share == pytest.approx(128.0 * trainer._flops / 1e6)
+    assert first.matmul_utilization == pytest.approx(128.0 * trainer._flops / 1e6)
     monkeypatch.setattr(loop.time, "perf_counter", lambda: 30.0)
     (still,) = steps(trainer, 1)
-    assert (still.seconds, still.rate, still.peak_share) == (0.0, 0.0, 0.0)
+    assert (still.seconds, still.rate, still.matmul_utilization) == (0.0, 0.0, 0.0)
 
 
 def test_only_tokens_that_count_are_counted(dataset, tmp_path):
-    batch = {"windows_per_step": 32, "microbatch_windows": 16, "sampling": "packed"}
+    batch = {"global_batch_size": 32, "micro_batch_size": 16, "sampling": "packed"}
     trainer = trainer_of(dataset, tmp_path, batch=batch)
     records = steps(trainer, 6)
     counts = [int((trainer.window_ids(step)[:, 1:] != IGNORE).sum()) for step in range(6)]
@@ -228,7 +235,7 @@ def test_only_tokens_that_count_are_counted(dataset, tmp_path):
 def test_gradients_are_reduced_with_the_last_microbatch_alone(dataset, tmp_path, monkeypatch):
     reduced: list[bool] = []
     monkeypatch.setattr(loop, "reduce_gradients", lambda model, now: reduced.append(now))
-    batch = {"windows_per_step": 6, "microbatch_windows": 2, "streams": 2, "windows_per_visit": 4}
+    batch = {"global_batch_size": 6, "micro_batch_size": 2, "streams": 2, "windows_per_visit": 4}
     steps(trainer_of(dataset, tmp_path, batch=batch), 2)
     assert reduced == [False, False, True] * 2
 
@@ -238,7 +245,7 @@ def test_gradients_are_reduced_with_the_last_microbatch_alone(dataset, tmp_path,
 )
 def test_held_out_loss_is_measured_at_the_start_every_so_many_steps_and_at_the_end(every, expected, dataset, tmp_path):
     observer = Log()
-    trainer = trainer_of(dataset, tmp_path, observer, heldout={"windows": 8, "every": every})
+    trainer = trainer_of(dataset, tmp_path, observer, heldout={"windows": 8, "interval_steps": every})
     assert trainer.run() is True
     assert observer.steps(HeldOutRecord) == expected
     assert [record.tokens for record in observer.records if isinstance(record, HeldOutRecord)] == [64 * at for at in expected]
@@ -265,10 +272,10 @@ def test_every_record_is_written_and_told_in_the_same_order(dataset, tmp_path):
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        ({"every": 0}, [(8, True)]),
-        ({"every": 3}, [(3, False), (6, False), (8, True)]),
-        ({"every": 4}, [(4, False), (8, True)]),
-        ({"every": 0, "log_spaced": True}, [(1, False), (2, False), (3, False), (4, False), (6, False), (8, True)]),
+        ({"interval_steps": 0}, [(8, True)]),
+        ({"interval_steps": 3}, [(3, False), (6, False), (8, True)]),
+        ({"interval_steps": 4}, [(4, False), (8, True)]),
+        ({"interval_steps": 0, "log_spaced": True}, [(1, False), (2, False), (3, False), (4, False), (6, False), (8, True)]),
     ],
 )
 def test_checkpoints_are_saved_when_due_and_the_last_one_must_be(policy, expected, dataset, tmp_path, monkeypatch):
@@ -280,7 +287,7 @@ def test_checkpoints_are_saved_when_due_and_the_last_one_must_be(policy, expecte
 
 def test_a_stop_ends_after_the_step_with_a_checkpoint_that_must_be(dataset, tmp_path, monkeypatch):
     observer = StopAfter(5)
-    trainer = trainer_of(dataset, tmp_path, observer, observer.stop, checkpoint={"every": 3})
+    trainer = trainer_of(dataset, tmp_path, observer, observer.stop, checkpoint={"interval_steps": 3})
     saves = saves_of(trainer, monkeypatch)
     assert trainer.run() is False
     assert saves == [(3, False), (5, True)]
@@ -328,7 +335,7 @@ def test_a_run_that_goes_on_says_so_and_measures_no_start(dataset, tmp_path):
 
 
 def test_windows_that_are_shorter_on_average_are_told_at_the_start_alone(dataset, tmp_path):
-    batch, stop = {"windows_per_step": 4, "microbatch_windows": 2, "sampling": "packed"}, StopAfter(1)
+    batch, stop = {"global_batch_size": 4, "micro_batch_size": 2, "sampling": "packed"}, StopAfter(1)
     trainer = trainer_of(dataset, tmp_path, stop, stop.stop, batch=batch)
     each = trainer.sampler.tokens_per_window
     steps = -(-512 // (4 * each))
@@ -356,10 +363,10 @@ class Timed(World):
 def test_ranks_have_time_to_begin_and_the_configured_timeout_from_the_second_step_on(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(Timed, "times", [])
     observer = StopAfter(3)
-    trainer_of(dataset, tmp_path, observer, observer.stop, Timed(), engine={"timeout": 7}).run()
+    trainer_of(dataset, tmp_path, observer, observer.stop, Timed(), engine={"timeout_seconds": 7}).run()
     assert Timed.times == [None, timedelta(seconds=7)]
     monkeypatch.setattr(Timed, "times", [])
-    trainer_of(dataset, tmp_path, Log(), None, Timed(), engine={"timeout": 7}).run()
+    trainer_of(dataset, tmp_path, Log(), None, Timed(), engine={"timeout_seconds": 7}).run()
     assert Timed.times == [None, timedelta(seconds=7)]  # a process that goes on needs time to begin, too
 
 
@@ -504,7 +511,7 @@ def test_ids_are_pinned_where_there_is_a_gpu(monkeypatch):
 
 def test_a_checkpoint_keeps_the_loss_after_the_step_and_the_first_tokens_of_the_first_window(dataset, tmp_path, monkeypatch):
     assert REPLAY_TOKENS == 256
-    trainer = trainer_of(dataset, tmp_path, engine={"head": "torch"})
+    trainer = trainer_of(dataset, tmp_path, engine={"loss_kernel": "torch"})
     steps(trainer, 2)
     monkeypatch.setattr(loop, "REPLAY_TOKENS", 5)
     trainer._save()
@@ -515,8 +522,8 @@ def test_a_checkpoint_keeps_the_loss_after_the_step_and_the_first_tokens_of_the_
     expected = trainer.model.token_losses(ids[:1, :5], ids[:1, 1:6])[0]
     assert state.replay_loss == pytest.approx(loss, rel=1e-6)
     assert list(state.replay_token_losses) == pytest.approx(expected.tolist(), rel=1e-6)
-    assert trainer.model.head_kernel == "torch"  # as it was asked for
-    assert np.array_equal(np.load(checkpoint.find(tmp_path) / "last_step.npy"), trainer.window_ids(1))
+    assert trainer.model.loss_kernel == "torch"  # as it was asked for
+    assert np.array_equal(np.load(checkpoint.find(tmp_path) / "last_batch.npy"), trainer.window_ids(1))
 
 
 def test_where_parameters_are_gathered_in_bf16_no_loss_is_kept(dataset, tmp_path):
@@ -532,7 +539,9 @@ def test_where_parameters_are_gathered_in_bf16_no_loss_is_kept(dataset, tmp_path
 def test_models_are_exported_at_the_checkpoints_that_stay_if_they_are_asked_for(dataset, tmp_path):
     for export in (True, False):
         out = tmp_path / str(export)
-        trainer_of(dataset, out, checkpoint={"every": 2, "keep": 1, "keep_every": 4, "export": export}).run()
+        trainer_of(
+            dataset, out, checkpoint={"interval_steps": 2, "keep_latest": 1, "keep_interval_steps": 4, "export_hf": export}
+        ).run()
         models = sorted(path.name for path in out.glob("models/*"))
         assert models == (["step-00000004", "step-00000008"] if export else [])
         assert checkpoint.step_of(checkpoint.find(out)) == 8
@@ -540,7 +549,9 @@ def test_models_are_exported_at_the_checkpoints_that_stay_if_they_are_asked_for(
 
 def test_a_model_that_cannot_be_exported_costs_a_line_and_at_the_end_the_run(dataset, tmp_path, monkeypatch):
     observer = Log()
-    trainer = trainer_of(dataset, tmp_path, observer, checkpoint={"every": 1, "keep_every": 1, "export": True})
+    trainer = trainer_of(
+        dataset, tmp_path, observer, checkpoint={"interval_steps": 1, "keep_interval_steps": 1, "export_hf": True}
+    )
     steps(trainer, 1)
 
     def full(*arguments):
@@ -559,7 +570,7 @@ def test_a_model_that_cannot_be_exported_costs_a_line_and_at_the_end_the_run(dat
 def saved(dataset, tmp_path_factory) -> Path:
     """A finished run with checkpoints of steps 4, 6 and 8."""
     out = tmp_path_factory.mktemp("saved") / "run"
-    trainer_of(dataset, out, checkpoint={"every": 2, "keep": 3}).run()
+    trainer_of(dataset, out, checkpoint={"interval_steps": 2, "keep_latest": 3}).run()
     return out
 
 
@@ -567,9 +578,9 @@ def go_on(dataset, saved: Path, out: Path, observer=None, spoil=lambda folder: N
     """A trainer of a copy of that run, which would keep two checkpoints."""
     shutil.copytree(saved, out)
     text = (out / "config.toml").read_text()
-    (out / "config.toml").write_text(text.replace("keep = 3", "keep = 2"))
+    (out / "config.toml").write_text(text.replace("keep_latest = 3", "keep_latest = 2"))
     spoil(out / "checkpoints")
-    return trainer_of(dataset, out, observer, checkpoint={"every": 2, "keep": 2})
+    return trainer_of(dataset, out, observer, checkpoint={"interval_steps": 2, "keep_latest": 2})
 
 
 def numbers(out: Path) -> list[int]:

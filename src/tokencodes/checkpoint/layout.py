@@ -5,7 +5,7 @@ checkpoints/
   step-00000070/
     tensors/                weights, optimizer and generator state: a safetensors file of each rank
     config.json             the model's configuration
-    last_step.npy         ids int64[G, T + 1] of the last step, so that anyone can replay it
+    last_batch.npy         ids int64[G, T + 1] of the last step, so that anyone can replay it
     state.json              counters, hashes, losses of the last step before and after it
     manifest.json           size and SHA-256 of each file; written last
 
@@ -27,7 +27,7 @@ from tokencodes.records import Record, checked, read_record
 FORMAT: Literal["tokencodes-checkpoint"] = "tokencodes-checkpoint"
 VERSION = 2
 LATEST = "latest"
-LAST_IDS = "last_step.npy"
+LAST_BATCH = "last_batch.npy"
 REPLAY = "replay.json"
 
 
@@ -148,7 +148,7 @@ def read_state(checkpoint: Path) -> TrainState:
 
 def read_last_ids(checkpoint: Path) -> NDArray[np.int64]:
     """The ids int64[G, T + 1] of its last step. InputError: the file is damaged."""
-    file = checkpoint / LAST_IDS
+    file = checkpoint / LAST_BATCH
     try:
         ids: NDArray[np.int64] = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -178,7 +178,7 @@ def read_replay(place: Path) -> Replay | None:
     if (place / REPLAY).is_file():
         kept = read_record(place / REPLAY, ReplayRecord)
         return None if kept.loss is None else Replay(np.array(kept.ids, dtype=np.int64), kept.loss, kept.token_losses)
-    if not (place / LAST_IDS).is_file():
+    if not (place / LAST_BATCH).is_file():
         return None
     state = read_state(place)
     return None if state.replay_loss is None else Replay(read_last_ids(place), state.replay_loss, state.replay_token_losses)

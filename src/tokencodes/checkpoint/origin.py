@@ -33,7 +33,7 @@ class DataKeys(Known):
     dataset: str | None = None
     mixture: tuple[Part, ...] = ()
     inputs: tuple[str, ...] = ()
-    validation: float = 0.001
+    validation_fraction: float = 0.001
     split_seed: int = 0
 
 
@@ -44,7 +44,7 @@ class BodyKeys(Known):
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
-    context: int
+    context_length: int
 
 
 class OptimizerKeys(Known):
@@ -57,13 +57,13 @@ class OptimizerKeys(Known):
     schedule_steps: int
     warmup_steps: int
     weight_decay: float
-    clip: float
+    max_grad_norm: float
 
 
 class BatchKeys(Known):
     """[batch] of config.toml."""
 
-    windows_per_step: int
+    global_batch_size: int
     sampling: Literal["paper", "token-uniform", "packed"]
 
 
@@ -147,7 +147,7 @@ def _agree(config: RunKeys, model: ModelKeys, result: ResultRecord | None) -> bo
     pairs: list[tuple[object, object]] = [
         (_settled_alike(config.interface, model.interface), True),
         (config.data.vocab_size, model.vocab_size),
-        (body.context, model.max_position_embeddings),
+        (body.context_length, model.max_position_embeddings),
         (body.hidden_size, model.hidden_size),
         (body.intermediate_size, model.intermediate_size),
         (body.num_hidden_layers, model.num_hidden_layers),

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from tokencodes.checkpoint.layout import (
     FORMAT,
-    LAST_IDS,
+    LAST_BATCH,
     LATEST,
     VERSION,
     FileSum,
@@ -207,7 +207,7 @@ def _own_sums(partial: Path, world: World) -> dict[str, FileSum]:
 
 def _commit(place: Place, content: Content, partial: Path, final: Path, sums: dict[str, FileSum]) -> None:
     content.config.save_pretrained(partial)
-    np.save(partial / LAST_IDS, content.last_ids)
+    np.save(partial / LAST_BATCH, content.last_ids)
     write_json(partial / "state.json", content.state.model_dump())
     place.on_stage("state")
     names = {str(file.relative_to(partial)): file for file in files_of(partial)}

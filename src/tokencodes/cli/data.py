@@ -24,9 +24,9 @@ Inputs = Annotated[
 @app.command()
 def tokenizer(
     inputs: Inputs,
-    vocab: Annotated[int, typer.Option(help="Vocabulary size V.")],
+    vocab_size: Annotated[int, typer.Option(help="Vocabulary size V.")],
     out: Annotated[Path, typer.Option(help="tokenizer.json to write.")],
-    validation: Annotated[float, typer.Option(help="Share of documents that is held out, and not read here.")] = 0.001,
+    validation_fraction: Annotated[float, typer.Option(help="Share of documents that is held out, and not read here.")] = 0.001,
     split_seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
     text_column: Annotated[str, typer.Option(help="Key or column of the text; dots for what is nested.")] = "text",
     id_column: Annotated[str, typer.Option(help="Key or column of the document's id.")] = "id",
@@ -40,8 +40,10 @@ def tokenizer(
 
     if out.exists():
         raise InputError(f"{out}: exists; remove it or choose another --out")
-    options = PrepareOptions(split_seed=split_seed, validation=validation, columns=Columns(text_column, id_column))
-    train_tokenizer(training_texts(resolve_inputs(tuple(inputs)), options), vocab, out)
+    options = PrepareOptions(
+        split_seed=split_seed, validation_fraction=validation_fraction, columns=Columns(text_column, id_column)
+    )
+    train_tokenizer(training_texts(resolve_inputs(tuple(inputs)), options), vocab_size, out)
     file = TokenizerFile(out)
     emit(
         as_json,
@@ -55,13 +57,15 @@ def prepare(
     inputs: Inputs,
     out: Out,
     tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer.json.")] = None,
-    validation: Annotated[float | None, typer.Option(help="Share of documents that is held out; 0.001 if not told.")] = None,
+    validation_fraction: Annotated[
+        float | None, typer.Option(help="Share of documents that is held out; 0.001 if not told.")
+    ] = None,
     split_seed: Annotated[int | None, typer.Option(help="Seed of the split; 0 if not told.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Key or column of the text; dots for what is nested.")] = None,
     id_column: Annotated[str | None, typer.Option(help="Key or column of the document's id.")] = None,
     source_column: Annotated[str | None, typer.Option(help="Key or column that names each document's source.")] = None,
     end_of_text: Annotated[Literal["append", "none"] | None, typer.Option(help="The token that ends a document.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(help="Leave out shorter documents, and count them.")] = None,
+    min_document_tokens: Annotated[int | None, typer.Option(help="Leave out shorter documents, and count them.")] = None,
     shard_tokens: Annotated[int | None, typer.Option(help="Size at which a shard is closed.")] = None,
     on_error: Annotated[
         Literal["stop", "skip"] | None, typer.Option(help="What cannot be a document: an error, or left out and counted.")
@@ -88,13 +92,13 @@ def prepare(
         raise InputError(f"--batch-mb {batch_mb}: it must be above 0, and at most {1 << 20:,} megabytes")
     say = observer(as_json).say
     asked_for = {
-        "validation": validation,
+        "validation_fraction": validation_fraction,
         "split_seed": split_seed,
         "text_column": text_column,
         "id_column": id_column,
         "source_column": source_column,
         "end_of_text": end_of_text,
-        "min_tokens": min_tokens,
+        "min_document_tokens": min_document_tokens,
         "shard_tokens": shard_tokens,
         "on_error": on_error,
     }

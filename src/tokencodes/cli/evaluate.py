@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 Suite = Annotated[str, typer.Option(help="paper, cloze, embedded, or single benchmarks, joined by commas.")]
 Data = Annotated[Path | None, typer.Option(help="Folder of the benchmarks' rows; without it they come from the hub.")]
 Context = Annotated[
-    int | None, typer.Option(min=1, help="Tokens that are read at once; 2,048 as in the paper unless the model reads less.")
+    int | None,
+    typer.Option(
+        "--context-length",
+        "--context",
+        min=1,
+        help="Tokens that are read at once; 2,048 as in the paper unless the model reads less.",
+    ),
 ]
 Documents = Annotated[int | None, typer.Option(min=1, help="So many documents of each benchmark, drawn by --seed.")]
 Seed = Annotated[int, typer.Option(help="Of the drawn documents, and of the requests that are scored twice.")]
@@ -35,7 +41,7 @@ def audit(
     tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, a run, a model's folder or a hub id.")],
     suite: Suite = "paper",
     data: Data = None,
-    context: Context = None,
+    context_length: Context = None,
     documents: Documents = None,
     seed: Seed = 0,
     prefix_token: PrefixToken = None,
@@ -52,7 +58,7 @@ def audit(
     harness()
     quiet()
     texts = open_texts(tokenizer)
-    limit = context_beside(tokenizer) if context is None else context
+    limit = context_beside(tokenizer) if context_length is None else context_length
     asking = _asking(chosen, data, limit, texts, prefix_token, documents, seed)
     found, sha256 = evaluation.audit(asking, texts)
     together = multiple_choice(found)
@@ -62,7 +68,9 @@ def audit(
     for one in rows:
         values = [value for key, value in one.model_dump().items() if key != "name"]
         table.add_row(title_of(one.name), *("not known" if value is None else f"{value:,}" for value in values))
-    emit(as_json, {"requests_sha256": sha256, "context": asking.limit, "audit": [one.model_dump() for one in rows]}, table)
+    emit(
+        as_json, {"requests_sha256": sha256, "context_length": asking.limit, "audit": [one.model_dump() for one in rows]}, table
+    )
 
 
 @app.command()
@@ -73,7 +81,7 @@ def evaluate(
     out: Out,
     suite: Suite = "paper",
     data: Data = None,
-    context: Context = None,
+    context_length: Context = None,
     documents: Documents = None,
     seed: Seed = 0,
     prefix_token: PrefixToken = None,
@@ -84,7 +92,7 @@ def evaluate(
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
-    batch: Annotated[int | None, typer.Option(min=1, help="Tokens of a pass; found by itself otherwise.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a pass; found by itself otherwise.")] = None,
     as_json: Json = False,
 ) -> None:
     """Score a model on a suite, every request on record; repeating the command goes on after a stop."""
@@ -108,12 +116,12 @@ def evaluate(
     for place, folder in places.items():
         subject = find_subject(place, tokenizer)
         _refuse_chat(place, subject.texts, plain_prompts)
-        limit = context_limit(subject.config, context)
+        limit = context_limit(subject.config, context_length)
         planned.append((subject, _asking(chosen, data, limit, subject.texts, prefix_token, documents, seed), folder))
     results = []
     for subject, asking, folder in planned:
         evaluated = load(subject, device, dtype)
-        results.append(evaluation.evaluate(evaluated, asking, folder, batch, _Shown(tell).progress, tell))
+        results.append(evaluation.evaluate(evaluated, asking, folder, batch_tokens, _Shown(tell).progress, tell))
         page = write_evaluation([folder], folder)
     if every_checkpoint:
         page = write_evaluation(list(places.values()), out)

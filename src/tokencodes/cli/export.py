@@ -31,7 +31,7 @@ def export(
     checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, a model folder of train or import, or a hub id.")],
     to: Annotated[str, typer.Option(help="llama, gguf, onnx.")],
     out: Out,
-    weights: Annotated[str, typer.Option("--type", help="F32; llama and gguf also F16, BF16; gguf also Q8_0.")] = "F32",
+    weights: Annotated[str, typer.Option("--dtype", help="F32; llama and gguf also F16, BF16; gguf also Q8_0.")] = "F32",
     force: Force = False,
     as_json: Json = False,
 ) -> None:

@@ -41,7 +41,7 @@ def verify(
 @app.command()
 def codes(
     spec: Annotated[str, typer.Argument(help="An interface, WORDS[:key=value,...].")],
-    vocab: Annotated[int, typer.Option(help="Vocabulary size V.")],
+    vocab_size: Annotated[int, typer.Option(help="Vocabulary size V.")],
     width: Annotated[int, typer.Option(help="Model width d.")] = 2048,
     tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer.json: adds the order leak.")] = None,
     dataset: Annotated[
@@ -55,10 +55,10 @@ def codes(
     from tokencodes.report.figures import draw_codebook
     from tokencodes.train.interface import certificate_of
 
-    found = certificate_of(spec, vocab, width, tokenizer_file, Dataset(dataset) if dataset else None)
+    found = certificate_of(spec, vocab_size, width, tokenizer_file, Dataset(dataset) if dataset else None)
     if picture is not None:
         write_text(picture, draw_codebook(found.book, width, "code"))
-    facts = Table("fact", "value", title=f"{found.certificate.spec}, V = {vocab:,}, d = {width:,}")
+    facts = Table("fact", "value", title=f"{found.certificate.spec}, V = {vocab_size:,}, d = {width:,}")
     for key, value in asdict(found.certificate).items():
         facts.add_row(key.replace("_", " "), short(value))
     for leak in found.leaks:

@@ -52,7 +52,7 @@ def train(
         int | None, typer.Option(metavar="STEP", help="Compute one step again, and change nothing: exit 1 if it differs.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would take, and train nothing.")] = False,
-    peak: Annotated[
+    peak_tflops: Annotated[
         float | None,
         typer.Option(metavar="TFLOPS", min=1e-6, help="With --dry-run: the rate, of all ranks, to tell the time at."),
     ] = None,
@@ -76,10 +76,12 @@ def train(
     study, _ = read_study(preset, sets or [])
     run = study.chosen_run(arm, seed)
     if dry_run:
-        _dry_run(run, peak, ranks, as_json)
+        _dry_run(run, peak_tflops, ranks, as_json)
         return
-    if ranks > 1 or peak is not None:
-        raise InputError("--ranks and --peak belong to --dry-run; several ranks are begun by torchrun (see docs/training.md)")
+    if ranks > 1 or peak_tflops is not None:
+        raise InputError(
+            "--ranks and --peak-tflops belong to --dry-run; several ranks are begun by torchrun (see docs/training.md)"
+        )
     world = join(run.engine.device)
     world.on_first(lambda: check_folder(out, run))
     if world.on_first(lambda: read_result(out)) is None:
@@ -103,15 +105,15 @@ def train(
     emit(as_json, values, f"{score}; see {out}/model")
 
 
-def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) -> None:
+def _dry_run(run: "RunConfig", peak_tflops: float | None, ranks: int, as_json: bool) -> None:
     from tokencodes.data.loader import rank_indices
     from tokencodes.train.account import account_run
 
-    if peak is not None and not math.isfinite(peak):
-        raise InputError(f"--peak {peak}: a rate in TFLOP/s, such as 400")
-    rank_indices(0, run.batch.windows_per_step, 0, ranks)
+    if peak_tflops is not None and not math.isfinite(peak_tflops):
+        raise InputError(f"--peak-tflops {peak_tflops}: a rate in TFLOP/s, such as 400")
+    rank_indices(0, run.batch.global_batch_size, 0, ranks)
     facts = account_run(run)
-    hours = facts.flops / (peak * 1e12) / 3600 if peak else None
+    hours = facts.flops / (peak_tflops * 1e12) / 3600 if peak_tflops else None
     state = facts.state_bytes_of_a_rank(run, ranks, 8)
     memory = state + facts.activation_bytes
     counts = (memory, state, facts.activation_bytes, facts.activation_bytes_recomputed)
@@ -119,14 +121,14 @@ def _dry_run(run: "RunConfig", peak: float | None, ranks: int, as_json: bool) ->
     where = f"each of {ranks} ranks, {run.engine.sharding}" if ranks > 1 else "one process"
     rows: dict[str, str] = {
         "parameters": f"{facts.total_parameters:,} ({facts.input_parameters:,} of the input)",
-        f"memory of {where}, {run.engine.precision}": f"{whole} GB: state {told}, activations of a microbatch "
+        f"memory of {where}, {run.engine.precision}": f"{whole} GB: state {told}, activations of a micro batch "
         f"{kept} (were all blocks recomputed: {fewer})",
-        "steps": f"{facts.steps:,}, each of {run.batch.windows_per_step:,} windows, {run.tokens_per_step:,} tokens",
+        "steps": f"{facts.steps:,}, each of {run.batch.global_batch_size:,} windows, {run.tokens_per_step:,} tokens",
         "tokens": f"{facts.tokens:,}",
         "FLOPs": f"{facts.flops:.3e}, {facts.flops_per_token:,} a token",
     }
     if hours is not None:
-        rows[f"time at {peak:g} TFLOP/s"] = f"{significant(hours)} hours"
+        rows[f"time at {peak_tflops:g} TFLOP/s"] = f"{significant(hours)} hours"
     table = Table("", "", title=f"{run.arm}, seed {run.seed}: nothing is trained")
     for name, value in rows.items():
         table.add_row(name, value)

@@ -149,7 +149,7 @@ class _Conversion:
         self._special = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
         self._special[[id for id in special if id != tokenizer.unknown]] = True
         self._bytes = self._bytes_of(special)
-        self._threshold = threshold_of(self._options.validation) if job.threshold is None else job.threshold
+        self._threshold = threshold_of(self._options.validation_fraction) if job.threshold is None else job.threshold
         self._lowest: int | None = None  # of the hashes of kept documents
         self._highest: int | None = None
 
@@ -273,7 +273,7 @@ class _Conversion:
                 self.counts.drop(EMPTY, place)
                 continue
             whole = tokens[start:end] if has_end else np.concatenate([tokens[start:end], self._end])
-            if len(whole) < self._options.min_tokens or not len(whole):
+            if len(whole) < self._options.min_document_tokens or not len(whole):
                 self.counts.drop(SHORT, place)
                 continue
             held = 0 if summed is None else int(summed[stop] - summed[start])

@@ -82,11 +82,11 @@ class Settings(Record):
     tokenizer_sha256: Sha256
     vocab_size: Annotated[int, Field(ge=1, le=LARGEST_VOCABULARY)]
     split_seed: int
-    validation: float
+    validation_fraction: float
     shard_tokens: int
     columns: ColumnsEntry
     end_of_text: Literal["append", "none"]
-    min_tokens: int
+    min_document_tokens: int
     on_error: Literal["stop", "skip"]
 
 

@@ -1,7 +1,7 @@
 """The ids of each step, read ahead by a thread while the model works on the ones before.
 
 Step u takes the windows [u·G, (u+1)·G) of the sampler, and rank r of R the r-th of R equal parts of that range. How a rank
-cuts its part into microbatches is its own affair. So every number of ranks and every accumulation sees the same global batches.
+cuts its part into micro batches is its own affair. So every number of ranks and every accumulation sees the same global batches.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from tokencodes.errors import InputError
 Batch = TypeVar("Batch")
 
 
-def rank_indices(step: int, windows_per_step: int, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
+def rank_indices(step: int, global_batch_size: int, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
     """The window indices that one rank takes of step 0, 1, ...; int64[G / R]."""
-    if windows_per_step % ranks:
-        raise InputError(f"{windows_per_step} windows a step do not divide among {ranks} ranks; make it a multiple")
-    part = windows_per_step // ranks
-    first = step * windows_per_step + rank * part
+    if global_batch_size % ranks:
+        raise InputError(f"{global_batch_size} windows a step do not divide among {ranks} ranks; make it a multiple")
+    part = global_batch_size // ranks
+    first = step * global_batch_size + rank * part
     return np.arange(first, first + part, dtype=np.int64)
 
 
@@ -36,14 +36,14 @@ class Loader(Generic[Batch]):
         self,
         shards: list[Shard],
         sampler: Sampler,
-        windows_per_step: int,
+        global_batch_size: int,
         prepare: Callable[[NDArray[np.int64]], Batch],
         rank: int = 0,
         ranks: int = 1,
         ahead: int = 2,
     ) -> None:
-        rank_indices(0, windows_per_step, rank, ranks)
-        self._shards, self._sampler, self._size = shards, sampler, windows_per_step
+        rank_indices(0, global_batch_size, rank, ranks)
+        self._shards, self._sampler, self._size = shards, sampler, global_batch_size
         self._rank, self._ranks, self._ahead, self._prepare = rank, ranks, ahead, prepare
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
         self._coming: dict[int, Future[Batch]] = {}

@@ -16,20 +16,20 @@ class PrepareOptions:
     """What, besides text and tokenizer, decides the shards. InputError: a value out of its bounds."""
 
     split_seed: int = 0
-    validation: float = 0.001  # expected share of documents; the paper's threshold
+    validation_fraction: float = 0.001  # expected share of documents; the paper's threshold
     shard_tokens: int = 100_000_000
     columns: Columns = field(default_factory=Columns)
     end_of_text: Literal["append", "none"] = "append"  # ours: the paper does not say; it counts towards the length
-    min_tokens: int = 0  # shorter documents are dropped and counted
+    min_document_tokens: int = 0  # shorter documents are dropped and counted
     on_error: Literal["stop", "skip"] = "stop"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.validation < 1:
-            raise InputError(f"validation share {self.validation}: it must be in 0 ... 1, and below 1")
+        if not 0 <= self.validation_fraction < 1:
+            raise InputError(f"validation_fraction {self.validation_fraction}: it must be in 0 ... 1, and below 1")
         for name, least, most in (
             ("split_seed", 0, (1 << 63) - 1),
             ("shard_tokens", 1, MOST_TOKENS),
-            ("min_tokens", 0, MOST_TOKENS),
+            ("min_document_tokens", 0, MOST_TOKENS),
         ):
             value = getattr(self, name)
             if not least <= value <= most:

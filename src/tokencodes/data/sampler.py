@@ -1,11 +1,11 @@
 """Which windows a run sees, as pure functions of (seed, window index): any range of indices, in any order, on any rank.
 
 Three samplers, one method. All draw from Philox by a layout that is fixed for good, all keep to one resident shard for a
-while, and none holds more than the tables of the shards in use. Ranks, microbatches and accumulation only cut ranges of
+while, and none holds more than the tables of the shards in use. Ranks, micro batches and accumulation only cut ranges of
 indices, so they cannot change what is seen; resume needs one integer.
 
 `paper` (section "Data"): within the resident shard a document uniformly, then a valid start uniformly, with replacement;
-1,024 microbatches of 8 a rank and shard visit, then the next shard. Left open there, so ours:
+1,024 micro batches of 8 a rank and shard visit, then the next shard. Left open there, so ours:
 
   window i  belongs to virtual stream s = i mod S (the paper's ranks: S = 2), as its j = i div S-th window;
   visit     v = j div windows_per_visit; cycle c = v div n over the stream's n shards;

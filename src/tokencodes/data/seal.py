@@ -28,20 +28,20 @@ def seal(jobs: list[Job], tokenizer: TokenizerFile, engine: Engine, say: Say = l
     InputError: an input is not converted, or one side of the split is empty and cannot be filled.
     """
     options, out = jobs[0].options, jobs[0].out
-    natural = threshold_of(options.validation)
+    natural = threshold_of(options.validation_fraction)
     splits = [_split_of(job, file) for job, file in zip(jobs, collect(jobs, tokenizer), strict=True)]
     hashes = [int(text, 16) for split in splits for text in (split.lowest, split.highest) if text is not None]
     threshold = threshold_for_both_sides(hashes, natural)
     to: Split = "validation" if threshold > natural else "train"
     if threshold != natural:
-        say(f"no document fell on the {to} side (validation share {options.validation:g}): it gets the nearest one")
+        say(f"no document fell on the {to} side (validation share {options.validation_fraction:g}): it gets the nearest one")
     for job, split in zip(jobs, splits, strict=True):
         own = threshold if _crosses(split, natural, threshold) else natural
         if int(split.threshold, 16) != own:
             convert(replace(job, threshold=own), engine_for(tokenizer, engine))
     sources = [file.entry(job.input.name) for job, file in zip(jobs, collect(jobs, tokenizer), strict=True)]
     documents = _documents(sources)
-    _both_sides(documents, sources, options.validation)
+    _both_sides(documents, sources, options.validation_fraction)
     clean(out)
     manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, **as_json(settings_of(options, tokenizer))}
     manifest["sources"] = [as_json(source) for source in sources]

@@ -1,1 +1,1 @@
-"""Judging trained models: yardsticks and statistics. Knows the model, not the trainer."""
+"""Judging trained models: n-gram baselines and statistics. Knows the model, not the trainer."""

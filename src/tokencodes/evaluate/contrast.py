@@ -189,7 +189,7 @@ def compared(
         "paired_by": paired_by,
         "paired": [[str(side.folder) for side in pair] for pair in pairs],
         "requests_sha256": base.record.requests_sha256,
-        "context": base.identity.context,
+        "context_length": base.identity.context_length,
         "level": f"these {what}",
         "models": [side.identity.model for side in pairs[0]],
         "dtype": base.identity.dtype,

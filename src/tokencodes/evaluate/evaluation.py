@@ -115,7 +115,7 @@ def evaluate(
     evaluated: Evaluated,
     asking: Asking,
     out: Path,
-    batch: int | None = None,
+    batch_tokens: int | None = None,
     progress: Progress = no_progress,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def evaluate(
                 raise InputError(f"{out}: holds another evaluation ({_apart(kept.identity, told)}); choose another --out")
             return kept.as_json()
         tasks, chosen = _tasks(asking)
-        scorer = Scorer(evaluated.model, batch, out / "journal", evaluated.weights_sha256, progress)
-        say(f"{evaluated.name}: {scorer.how}; {scorer.batch:,} tokens a pass, or one request that is longer")
+        scorer = Scorer(evaluated.model, batch_tokens, out / "journal", evaluated.weights_sha256, progress)
+        say(f"{evaluated.name}: {scorer.how}; {scorer.batch_tokens:,} tokens a pass, or one request that is longer")
         answered, samples = _by_harness(evaluated, asking, tasks, chosen, scorer)
         say("a second scorer reads a sample of the requests again, one at a time")
         opinion = _second_opinion(evaluated, asking, answered)
@@ -138,7 +138,7 @@ def evaluate(
         documents = _documents(tasks, samples, [record.model_dump() for record in records])
         result = {
             "identity": told.model_dump(mode="json"),
-            "scorer": {"batch": scorer.batch, "how": scorer.how, "computed_tokens": scorer.computed},
+            "scorer": {"batch_tokens": scorer.batch_tokens, "how": scorer.how, "computed_tokens": scorer.computed},
             "environment": _environment(evaluated),
             "tokenizer_begin": evaluated.texts.begin.tolist(),  # ids that the tokenizer puts before each text
             "requests_sha256": multiset_sha256(multiset(records)),
@@ -183,7 +183,7 @@ def identity(evaluated: Evaluated, asking: Asking) -> Identity:
         benchmarks=tuple(one.name for one in asking.benchmarks),
         rows=_rows(asking),
         embedded_held_out=evaluated.held_out if EMBEDDED in asking.benchmarks else None,
-        context=asking.limit,
+        context_length=asking.limit,
         prefix=asking.prefix,
         documents=asking.documents,
         seed=asking.seed if asking.documents else None,

@@ -42,7 +42,7 @@ class Identity(Record):
     benchmarks: Annotated[tuple[str, ...], Field(min_length=1)]
     rows: str
     embedded_held_out: bool | None = None
-    context: Positive
+    context_length: Positive
     prefix: int | None
     documents: int | None
     seed: int | None
@@ -52,7 +52,7 @@ class Identity(Record):
 class ScorerRecord(Record):
     """How the requests were computed."""
 
-    batch: Positive
+    batch_tokens: Positive
     how: str
     computed_tokens: NotNegative
 

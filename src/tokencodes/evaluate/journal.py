@@ -30,7 +30,7 @@ Answer = tuple[NDArray[np.float32], NDArray[np.bool_]]
 class Batch(Record):
     """batch.json."""
 
-    batch: Annotated[int, Field(ge=1)]
+    batch_tokens: Annotated[int, Field(ge=1)]
 
 
 class Line(Record):
@@ -45,7 +45,7 @@ class Line(Record):
 def noted_batch(folder: Path | None) -> int | None:
     """The batch size with which an evaluation was begun; None where none was. InputError if the file is damaged."""
     place = folder / BATCH_FILE if folder else None
-    return read_record(place, Batch, WAY_OUT).batch if place and place.is_file() else None
+    return read_record(place, Batch, WAY_OUT).batch_tokens if place and place.is_file() else None
 
 
 class Journal:
@@ -54,8 +54,8 @@ class Journal:
     sizes: how many log-probabilities each pass of the plan has. InputError names the file and the line that is damaged.
     """
 
-    def __init__(self, folder: Path | None, name: str, batch: int, sizes: Sequence[int]) -> None:
-        self.batch, self.name = batch, name
+    def __init__(self, folder: Path | None, name: str, batch_tokens: int, sizes: Sequence[int]) -> None:
+        self.batch_tokens, self.name = batch_tokens, name
         self.path = folder / f"passes-{name}.jsonl" if folder else None
         self.done: dict[int, Answer] = {}
         self._file: Any = None
@@ -79,7 +79,7 @@ class Journal:
     def __enter__(self) -> "Journal":
         if self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.path.parent / BATCH_FILE, {"batch": self.batch})
+            write_json(self.path.parent / BATCH_FILE, {"batch_tokens": self.batch_tokens})
             self._file = self.path.open("ab")
             self._file.truncate(_whole_lines(self.path))  # a line that a kill cut short goes
         return self

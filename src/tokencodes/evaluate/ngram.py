@@ -1,4 +1,4 @@
-"""Yardsticks: what counting alone reaches on the same held-out tokens, fitted to the training text.
+"""N-gram baselines: what counting alone reaches on the same held-out tokens, fitted to the training text.
 
 unigram  add-one: p(t) = (n(t) + 1) / (N + V).
 bigram   Witten-Bell, interpolated with the unigram (I. Witten & T. Bell, 1991): p(t | s) =

@@ -51,14 +51,14 @@ def no_progress(done: int, of: int, rate: float, left: float) -> None:
 class Scorer:
     """A model that answers requests.
 
-    batch: tokens of a pass; by default what suits the device. journal: a folder where passes are noted as they are done, so
+    batch_tokens: tokens of a pass; by default what suits the device. journal: a folder where passes are noted as they are done, so
     that a killed evaluation goes on. fingerprint: what tells this model from others there.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        batch: int | None = None,
+        batch_tokens: int | None = None,
         journal: Path | None = None,
         fingerprint: str = "",
         progress: Progress = no_progress,
@@ -67,7 +67,7 @@ class Scorer:
         self.shared, self.how = self._can_be_packed()
         self.journal, self.progress = journal, progress
         # As an evaluation was begun, whatever memory is free now: another batch size would be another plan.
-        self.batch = batch or noted_batch(journal) or self._fitting()
+        self.batch_tokens = batch_tokens or noted_batch(journal) or self._fitting()
         kind = f"{model.device.type} {model.dtype} {torch.__version__} {torch.get_num_threads()} {fingerprint}"
         self._kind = hashlib.sha256(kind.encode()).hexdigest()
         self.vocab_size = int(model.config.get_text_config().vocab_size)
@@ -75,7 +75,7 @@ class Scorer:
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
         """The score of each request. CheckFailed where a log-probability is not finite, or a token was not scored."""
-        plan, item_of = make_plan([(one.tokens, one.scored) for one in requests], self.batch, self.shared)
+        plan, item_of = make_plan([(one.tokens, one.scored) for one in requests], self.batch_tokens, self.shared)
 
         def fail(item: int, what: str) -> CheckFailed:
             who = requests[int(np.flatnonzero(item_of == item)[0])].asked
@@ -84,7 +84,7 @@ class Scorer:
         log_probs = [np.full(scored, np.nan, dtype=np.float32) for _, scored in plan.items]
         greedy = np.ones(len(plan.items), dtype=bool)
         name, sizes = f"{self._kind[:16]}-{plan.sha256[:16]}", [len(one.items) for one in plan.passes]
-        with Journal(self.journal, name, self.batch, sizes) as journal:
+        with Journal(self.journal, name, self.batch_tokens, sizes) as journal:
             for number, (found, best) in enumerate(self._passes(plan, journal, np.bincount(item_of))):
                 one = plan.passes[number]
                 if not np.isfinite(found).all():

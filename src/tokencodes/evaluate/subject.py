@@ -146,7 +146,7 @@ def _held_out(origin: Origin | None) -> bool | None:
     data = origin.config.data
     if not data.inputs or not all(one.startswith("embedded:") for one in data.inputs):
         return None
-    return data.validation >= EMBEDDED_SHARE and data.split_seed == EMBEDDED_SEED
+    return data.validation_fraction >= EMBEDDED_SHARE and data.split_seed == EMBEDDED_SEED
 
 
 def check_vocabulary(texts: Texts, config: PretrainedConfig) -> None:

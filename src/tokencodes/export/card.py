@@ -55,7 +55,7 @@ class IdentityKeys(Known):
     documents: int | None
     seed: int | None
     harness: str
-    context: int
+    context_length: int
     prefix: int | None
     embedded_held_out: bool | None = None
 
@@ -151,8 +151,8 @@ def _run(origin: Origin) -> dict[str, Any]:
     recipe = (
         f"AdamW ({optimizer.beta1}, {optimizer.beta2}), learning rate {optimizer.peak_lr:g} to {optimizer.min_lr:g} over "
         f"{optimizer.schedule_steps:,} steps, of which {optimizer.warmup_steps:,} warm up, weight decay "
-        f"{optimizer.weight_decay:g}, gradients clipped at {optimizer.clip:g}, {batch.windows_per_step:,} windows of "
-        f"{config.model.context:,} tokens a step, drawn by {SAMPLING[batch.sampling]}, {result.environment['dtype']}"
+        f"{optimizer.weight_decay:g}, gradients clipped at {optimizer.max_grad_norm:g}, {batch.global_batch_size:,} windows of "
+        f"{config.model.context_length:,} tokens a step, drawn by {SAMPLING[batch.sampling]}, {result.environment['dtype']}"
     )
     return {
         "arm": result.arm,
@@ -201,7 +201,7 @@ def _evaluation(found: EvaluationKeys) -> dict[str, Any]:
         "unsure": "embedded" in found.results and who.embedded_held_out is not True,
         "accuracies": any("acc" in metrics for metrics in found.results.values()),
         "harness": who.harness,
-        "context": f"{who.context:,}",
+        "context_length": f"{who.context_length:,}",
         "prefix": who.prefix,
         "checked": found.second_opinion.checked,
         "largest": f"{found.second_opinion.largest:.1e}",

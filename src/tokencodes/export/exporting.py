@@ -96,7 +96,7 @@ def check_asked(to: str, weights: str, out: Path, force: bool) -> tuple[str, str
     if to not in TYPES:
         raise InputError(f"--to {to!r}: known: {', '.join(TYPES)}")
     if weights not in TYPES[to]:
-        raise InputError(f"--type {weights!r}: {to} is written in {', '.join(TYPES[to])}")
+        raise InputError(f"--dtype {weights!r}: {to} is written in {', '.join(TYPES[to])}")
     absent = [name for name in NEEDS[to] if find_spec(name) is None]
     if absent:
         raise InputError(f"--to {to} needs {', '.join(absent)}: pip install 'tokencodes[export]'")

@@ -52,7 +52,7 @@ def write_gguf(source: Source, weights: str, file: Path) -> str:
     config = source.model.config
     if weights == "Q8_0" and (config.hidden_size % BLOCK or config.intermediate_size % BLOCK):
         raise InputError(
-            f"--type Q8_0: widths {config.hidden_size} and {config.intermediate_size} are not multiples of {BLOCK}; take F16"
+            f"--dtype Q8_0: widths {config.hidden_size} and {config.intermediate_size} are not multiples of {BLOCK}; take F16"
         )
     writer = gguf.GGUFWriter(file, "llama")
     _add_model(writer, source, weights)

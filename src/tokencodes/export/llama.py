@@ -40,7 +40,7 @@ def require_finite(name: str, tensor: torch.Tensor, weights: str) -> None:
     """InputError where a type cannot hold a tensor: a value became infinite in it, in whatever row."""
     row = row_not_finite(tensor)
     if row is not None:
-        raise InputError(f"--type {weights}: {name} has a value in row {row} that is too large for it; take F32")
+        raise InputError(f"--dtype {weights}: {name} has a value in row {row} that is too large for it; take F32")
 
 
 def generation(source: Source) -> dict[str, Any]:
@@ -68,5 +68,5 @@ def _check_exact(source: Source, dtype: torch.dtype, weights: str) -> None:
     table = source.model.input_interface.materialize()
     if source.model.input_interface.spec.fixed and not torch.equal(table.to(dtype).float(), table):
         raise InputError(
-            f"--type {weights}: the fixed code {source.model.config.interface!r} is not exact in it; take F32, where it is"
+            f"--dtype {weights}: the fixed code {source.model.config.interface!r} is not exact in it; take F32, where it is"
         )

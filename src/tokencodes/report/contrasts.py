@@ -159,7 +159,7 @@ def write_contrast(told: dict[str, Any], folder: Path) -> Path:
     models = f"{told['models'][1]} - {told['models'][0]}" if told["pairs"] == 1 else f"{told['pairs']} pairs of runs, by seed"
     lead = [
         f"{models}, {told['dtype']}. What is claimed here is about {told['level']}, on one set of requests "
-        f"({told['requests_sha256'][:12]}, {told['context']:,} tokens read at once)."
+        f"({told['requests_sha256'][:12]}, {told['context_length']:,} tokens read at once)."
     ]
     if told["pairs"] > 1:
         lead.append(pairing_note(told))

@@ -122,7 +122,7 @@ def audit_grid(told: Told) -> Grid:
         for one in told["audit"]
     ]
     note = (
-        f"Truncated: contexts that lost tokens to the limit of {told['identity']['context']:,}. Lost: bytes of text that no "
+        f"Truncated: contexts that lost tokens to the limit of {told['identity']['context_length']:,}. Lost: bytes of text that no "
         "token stands for. Tokens: what all requests have, common beginnings counted each time; scored: those whose "
         "log-probability is asked for; prefixed: requests without a context, which begin after the prefix token. Requests as "
         f"a whole: {told['requests_sha256'][:12]}."
@@ -194,7 +194,7 @@ def lead_of(told: Told) -> list[str]:
     }
     return [
         f"{who['model']} (weights {who['weights_sha256'][:12]}{interface}), {who['dtype']}, on {where['device']}; {drawn}; "
-        f"{who['context']:,} tokens read at once; an empty context is token {who['prefix']}; prompts, choices and metrics by "
+        f"{who['context_length']:,} tokens read at once; an empty context is token {who['prefix']}; prompts, choices and metrics by "
         f"lm-eval {who['harness']}, rows {who['rows']}, no chat template.",
         f"A second scorer, one request at a time and nothing shared, computed {opinion['checked']} requests anew: "
         f"{opinion['largest']:.1e} nats a token apart at most (allowed: {opinion['allowed']:g}).",

@@ -67,7 +67,7 @@ def _axes(height: float) -> tuple[Figure, Axes]:
 
 @matplotlib.rc_context(STYLE)
 def loss_curves(study: StudyResult) -> str:
-    """Held-out loss against tokens, one line a seed; the yardsticks as level lines."""
+    """Held-out loss against tokens, one line a seed; the n-gram baselines as level lines."""
     figure, axes = _axes(3.6)
     for arm, look in looks(study.arms).items():
         for number, run in enumerate(study.runs[arm].values()):
@@ -85,13 +85,13 @@ def loss_curves(study: StudyResult) -> str:
                 stopped, edge = run.result.tokens / 1e3, axes.get_xaxis_transform()
                 axes.plot([stopped], [1.0], DIVERGED, color=look.colour, markersize=9, transform=edge, clip_on=False)
     for name in ("unigram", "bigram"):
-        axes.axhline(getattr(study.yardsticks, name), color="#666666", linewidth=1, linestyle=(0, (2, 2)))
-        place = (1.0, getattr(study.yardsticks, name))
+        axes.axhline(getattr(study.ngram_baselines, name), color="#666666", linewidth=1, linestyle=(0, (2, 2)))
+        place = (1.0, getattr(study.ngram_baselines, name))
         axes.annotate(name, place, xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=10.5)
     # The start, near ln V in every arm, would flatten everything else: the lines come in from above.
     runs = (run for arm in study.arms for run in study.runs[arm].values() if not run.result.diverged)
     later = [line.loss for run in runs for line in run.held_out[1:]]
-    axes.set_ylim(top=max([study.yardsticks.unigram, *later]) + 0.3)
+    axes.set_ylim(top=max([study.ngram_baselines.unigram, *later]) + 0.3)
     axes.set_xlabel("tokens seen (thousands)")
     axes.set_ylabel("held-out loss (nats per token)")
     axes.legend(frameon=False, fontsize=10.5, handlelength=3.2)

@@ -31,7 +31,7 @@ def summary(study: StudyResult) -> dict[str, Any]:
         "finished": study.finished,
         "asked": study.asked,
         "matched": study.matched(),
-        "yardsticks": {"unigram": study.yardsticks.unigram, "bigram": study.yardsticks.bigram},
+        "ngram_baselines": {"unigram": study.ngram_baselines.unigram, "bigram": study.ngram_baselines.bigram},
         "arms": {
             arm: {
                 "interface": study.config.arms[arm].interface,
@@ -84,7 +84,7 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "first": {arm: next(iter(study.runs[arm].values())).result for arm in study.arms},
         "samples": {arm: _first_sample(study, arm) for arm in study.arms},
         "benchmarks": benchmarks_of(study),
-        "beaten": [arm for arm in study.scored if study.values(arm, "held_out_loss").mean() < study.yardsticks.bigram],
+        "beaten": [arm for arm in study.scored if study.values(arm, "held_out_loss").mean() < study.ngram_baselines.bigram],
     }
 
 
@@ -104,7 +104,7 @@ def _row(study: StudyResult, arm: str) -> list[str]:
     loss, bits, mean_perplexity = (
         float(study.values(arm, key).mean()) for key in ("held_out_loss", "bits_per_byte", "perplexity")
     )
-    below = study.yardsticks.unigram - loss
+    below = study.ngram_baselines.unigram - loss
     return [arm, f"{loss:.3f}", each, f"{bits:.3f}", significant(mean_perplexity, 4), f"{below:.3f}"]
 
 

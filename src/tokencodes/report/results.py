@@ -12,16 +12,16 @@ from tokencodes.result import ResultRecord, read_result
 from tokencodes.study_records import (
     FACTS,
     METRICS,
+    NGRAM_BASELINES,
     REMOVE_FIRST,
     SAMPLE,
     STUDY,
     TRAIN_AGAIN,
-    YARDSTICKS,
     Facts,
     HeldOut,
+    NgramBaselines,
     Sample,
     Study,
-    Yardsticks,
     read_facts,
     read_held_out,
     read_study,
@@ -39,7 +39,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A study: configuration as told, facts, yardsticks, and runs that have ended, by arm and seed, in the study's order.
+    """A study: configuration as told, facts, n-gram baselines, and runs that have ended, by arm and seed, in the study's order.
 
     A run that diverged has ended and has no score. It is in no mean and in no pair.
     """
@@ -47,7 +47,7 @@ class StudyResult:
     folder: Path
     config: Study
     facts: Facts
-    yardsticks: Yardsticks
+    ngram_baselines: NgramBaselines
     runs: dict[str, dict[int, RunResult]]
 
     @property
@@ -156,7 +156,7 @@ def read_study_folder(folder: Path) -> StudyResult:
     if not any(runs.values()):
         raise InputError(f"{folder}: no run is finished; repeat the `tokencodes compare` command that made it")
     facts = read_facts(folder / FACTS, (arm for arm, seeds in runs.items() if seeds))
-    return StudyResult(folder, config, facts, read_record(folder / YARDSTICKS, Yardsticks, REMOVE_FIRST), runs)
+    return StudyResult(folder, config, facts, read_record(folder / NGRAM_BASELINES, NgramBaselines, REMOVE_FIRST), runs)
 
 
 def _read_run(folder: Path, result: ResultRecord) -> RunResult:

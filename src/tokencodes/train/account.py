@@ -33,7 +33,7 @@ class Account:
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
-    activation_bytes: int  # of one microbatch, as the run's engine keeps them; see `activations`
+    activation_bytes: int  # of one micro_batch, as the run's engine keeps them; see `activations`
     activation_bytes_recomputed: int  # the same if every block were recomputed in the backward pass
     flops_per_token: int
     steps: int
@@ -48,7 +48,7 @@ class Account:
 
     def state_bytes_of_a_rank(self, run: RunConfig, ranks: int, ranks_a_node: int) -> int:
         """The same on each of several ranks: its shard; and, where parameters are sharded, the largest two groups gathered with
-        their gradients, and all gradients if a step has several microbatches, since they are reduced once."""
+        their gradients, and all gradients if a step has several micro batches, since they are reduced once."""
         shards = {"full": ranks, "hybrid": min(ranks, ranks_a_node), "replicate": 1}[run.engine.sharding]
         own = -(-(self.state_bytes - self.buffer_bytes) // shards) + self.buffer_bytes
         low = run.engine.precision == "bf16-parameters"
@@ -57,7 +57,7 @@ class Account:
         block = (self.body_parameters - run.model.hidden_size) // run.model.num_hidden_layers
         gathered = self.total_parameters - block * run.model.num_hidden_layers + 2 * block  # the rest, and a block ahead
         entry = 2 if low else FLOAT32
-        several = run.batch.windows_per_step // ranks > run.microbatch
+        several = run.batch.global_batch_size // ranks > run.micro_batch
         return own + entry * gathered + (FLOAT32 * self.total_parameters if several else entry * gathered)
 
     @property
@@ -89,7 +89,7 @@ def account_run(run: RunConfig) -> Account:
         weight_bytes=FLOAT32 * total,
         gradient_bytes=FLOAT32 * total,
         optimizer_bytes=2 * FLOAT32 * total,
-        activation_bytes=kept.bytes(run.engine.recompute),
+        activation_bytes=kept.bytes(run.engine.activation_checkpoint_every),
         activation_bytes_recomputed=kept.bytes(1),
         flops_per_token=flops_per_token(model),
         steps=run.steps,

@@ -1,4 +1,4 @@
-"""Memory that a microbatch's forward pass keeps for its backward pass, counted without computing or allocating anything.
+"""Memory that a micro_batch's forward pass keeps for its backward pass, counted without computing or allocating anything.
 
 One block, the final norm and the chunked head run on fake tensors (shapes without data), and what autograd saves of each is
 added up by storage; blocks are alike, so the model's sum is L times the block's. Eager execution on a CPU; a real
@@ -22,23 +22,23 @@ from tokencodes.train.config import RunConfig
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes kept for one microbatch: by a block, by its input alone, by final norm and head."""
+    """Bytes kept for one micro_batch: by a block, by its input alone, by final norm and head."""
 
     block: int
     block_input: int
     rest: int
     blocks: int
 
-    def bytes(self, recompute: int) -> int:
-        """Of the whole model, with every `recompute`-th block computed again in the backward pass (0: none). Such a block keeps
+    def bytes(self, every: int) -> int:
+        """Of the whole model, with every `every`-th block computed again in the backward pass (0: none). Such a block keeps
         its input, and one at a time is whole while it is computed again."""
-        again = -(-self.blocks // recompute) if recompute else 0
+        again = -(-self.blocks // every) if every else 0
         return (self.blocks - again) * self.block + again * self.block_input + self.block * bool(again) + self.rest
 
 
 def count_activations(run: RunConfig, spec: InterfaceSpec, given: Given) -> Activations:
-    """Of one microbatch of a run, in its precision."""
-    batch, time, width = run.microbatch, run.model.context, run.model.hidden_size
+    """Of one micro batch of a run, in its precision."""
+    batch, time, width = run.micro_batch, run.model.context_length, run.model.hidden_size
     low = run.engine.precision == "bf16-autocast"
     dtype = torch.bfloat16 if run.engine.precision == "bf16-parameters" else torch.float32
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -17,11 +17,11 @@ from tokencodes.train.config import EngineConfig, RunConfig
 
 def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeForCausalLM:
     """The model of a run and its settled spec, not yet drawn; under `torch.device("meta")` it takes no memory."""
-    told = run.model.model_dump(exclude={"context", "rope_theta", "init_std"})
+    told = run.model.model_dump(exclude={"context_length", "rope_theta", "init_std"})
     config = TokenCodeConfig(
         **told,
         vocab_size=run.data.vocab_size,
-        max_position_embeddings=run.model.context,
+        max_position_embeddings=run.model.context_length,
         rope_parameters={"rope_type": "default", "rope_theta": run.model.rope_theta},
         initializer_range=run.model.init_std,
         interface=str(spec),
@@ -32,10 +32,10 @@ def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeF
 def place(model: TokenCodeForCausalLM, engine: EngineConfig, world: World) -> None:
     """Brings a drawn model onto its device and cuts it up as the engine says, in place. Before that, every rank holds it whole
     in the host's memory."""
-    model.head_kernel = engine.head
+    model.loss_kernel = engine.loss_kernel
     blocks = model.model.layers
-    if engine.recompute:
-        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=engine.recompute)
+    if engine.activation_checkpoint_every:
+        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=engine.activation_checkpoint_every)
     if engine.compile:
         for block in blocks:
             block.compile()
@@ -68,4 +68,4 @@ def body_sha256(model: TokenCodeForCausalLM) -> str:
 def sampler_of(run: RunConfig, corpus: Corpus) -> Sampler:
     """Which windows the run sees of this text."""
     batch = run.batch
-    return build_sampler(corpus, batch.sampling, run.model.context, run.seed, batch.streams, batch.windows_per_visit)
+    return build_sampler(corpus, batch.sampling, run.model.context_length, run.seed, batch.streams, batch.windows_per_visit)

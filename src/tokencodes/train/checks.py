@@ -34,10 +34,10 @@ def check_model(run: RunConfig) -> None:
 def check_text(run: RunConfig, corpus: Corpus, ranks: int = 1) -> HeldOut:
     """The held-out windows of a run on this text. InputError where it cannot be trained on it."""
     corpus.require(run.data.vocab_size)
-    rank_indices(0, run.batch.windows_per_step, 0, ranks)
+    rank_indices(0, run.batch.global_batch_size, 0, ranks)
     sampler_of(run, corpus)
     check_order(run, corpus)
-    return held_out_windows(corpus, run.model.context, run.heldout.windows)
+    return held_out_windows(corpus, run.model.context_length, run.heldout.windows)
 
 
 def check_run(run: RunConfig, out: Path) -> None:

@@ -16,7 +16,7 @@ from tokencodes.records import first_complaint
 
 # The bounds are far beyond every use, and they keep every count, counter and size inside 64 bits.
 MOST = 1 << 40
-MOST_ENTRIES = 1 << 42  # of one activation of a microbatch: 17 TB
+MOST_ENTRIES = 1 << 42  # of one activation of a micro_batch: 17 TB
 Positive = Annotated[int, Field(gt=0, le=MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=MOST)]
 Tokens = Annotated[int, Field(gt=0, le=1 << 60)]
@@ -54,25 +54,25 @@ class DataConfig(Section):
     tokenizer: str = "train"  # a tokenizer.json, or "train": a byte-level BPE of the training documents
     tokenizer_sha256: str | None = None  # if told, no other tokenizer will do
     vocab_size: Vocabulary
-    validation: Share = 0.001
+    validation_fraction: Share = 0.001
     split_seed: Seed = 0
     text_column: str = "text"
     id_column: str = "id"
     source_column: str | None = None
     end_of_text: Literal["append", "none"] = "append"
-    min_tokens: NotNegative = 0  # shorter documents are dropped, and counted
+    min_document_tokens: NotNegative = 0  # shorter documents are dropped, and counted
     on_error: Literal["stop", "skip"] = "stop"  # what cannot be a document: an error, or dropped and counted
     shard_tokens: Positive = 100_000_000
 
 
 class ModelConfig(Section):
-    """The body. Names are transformers' Llama's; `context` is T."""
+    """The body. Names are transformers' Llama's; `context_length` is T."""
 
     hidden_size: Width
     intermediate_size: Annotated[int, Field(gt=0, le=8 * WIDTH_BOUND)]
     num_hidden_layers: Depth
     num_attention_heads: Width
-    context: Length
+    context_length: Length
     rope_theta: Annotated[float, Field(gt=1, le=1e12)] = 10_000.0
     rms_norm_eps: PositiveFloat = 1e-5
     init_std: Annotated[float, Field(gt=0, le=1)] = 0.02  # of the body's and the head's matrices; the paper's, at width 2048
@@ -101,7 +101,7 @@ class OptimizerConfig(Section):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: PositiveFloat = 1e-8
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
-    clip: PositiveFloat = 1.0
+    max_grad_norm: PositiveFloat = 1.0
 
     @model_validator(mode="after")
     def _order(self) -> Self:
@@ -113,13 +113,13 @@ class OptimizerConfig(Section):
 
 
 class BatchConfig(Section):
-    """One step sees `windows_per_step` windows, cut into microbatches; streams and visits are the sampler's."""
+    """One step sees `global_batch_size` windows, cut into micro batches; streams and visits are the sampler's."""
 
-    windows_per_step: Windows = 128  # 2 GPUs × 8 sequences × 8 accumulation
-    microbatch_windows: Windows = 8
+    global_batch_size: Windows = 128  # 2 GPUs × 8 sequences × 8 accumulation
+    micro_batch_size: Windows = 8
     sampling: Sampling = "paper"
     streams: Positive = 2  # the paper's two ranks
-    windows_per_visit: Positive = 8_192  # 1,024 microbatches of 8 a rank and shard
+    windows_per_visit: Positive = 8_192  # 1,024 micro batches of 8 a rank and shard
 
 
 class BudgetConfig(Section):
@@ -129,42 +129,44 @@ class BudgetConfig(Section):
 
 
 class HeldOutConfig(Section):
-    """Held-out loss on one frozen set of windows: every `every` steps (0: only at the end), and at the end."""
+    """Held-out loss on one frozen set of windows: every `interval_steps` steps (0: only at the end), and at the end."""
 
     windows: Positive = 256
-    every: NotNegative = 0
+    interval_steps: NotNegative = 0
 
 
 class CheckpointConfig(Section):
-    """A checkpoint every `every` steps (0: only at the end) and at the end. The newest `keep` stay, and for later studies
-    those at multiples of `keep_every` and, with `log_spaced`, at steps 1, 2, 3, 4, 6, 8, 12, ... (which are saved too)."""
+    """A checkpoint every `interval_steps` steps (0: only at the end) and at the end. The newest `keep_latest` stay, and for later studies
+    those at multiples of `keep_interval_steps` and, with `log_spaced`, at steps 1, 2, 3, 4, 6, 8, 12, ... (which are saved too)."""
 
-    every: NotNegative = 0
-    keep: Positive = 2
-    keep_every: NotNegative = 0
+    interval_steps: NotNegative = 0
+    keep_latest: Positive = 2
+    keep_interval_steps: NotNegative = 0
     log_spaced: bool = False
-    export: bool = False  # where a checkpoint stays for good, also the model as a Hugging Face folder, models/step-N
+    export_hf: bool = False  # where a checkpoint stays for good, also the model as a Hugging Face folder, models/step-N
     # Written while training goes on, from a copy in the host's memory. "auto": on a GPU, whose state must be copied to be
     # written anyway; on a CPU a copy would double what training holds, to win a few milliseconds.
-    background: Literal["auto", "yes", "no"] = "auto"
+    async_save: Literal["auto", "yes", "no"] = "auto"
 
     @model_validator(mode="after")
     def _multiples(self) -> Self:
-        if self.keep_every and (not self.every or self.keep_every % self.every):
-            raise ValueError(f"keep_every {self.keep_every} is no multiple of every {self.every}, so nothing is saved there")
+        if self.keep_interval_steps and (not self.interval_steps or self.keep_interval_steps % self.interval_steps):
+            raise ValueError(
+                f"keep_interval_steps {self.keep_interval_steps} is no multiple of interval_steps {self.interval_steps}, so nothing is saved there"
+            )
         return self
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is written after this step."""
-        return bool(self.every and step % self.every == 0) or (self.log_spaced and log_spaced(step))
+        return bool(self.interval_steps and step % self.interval_steps == 0) or (self.log_spaced and log_spaced(step))
 
     def aside(self, on_gpu: bool) -> bool:
         """Whether it is written while training goes on."""
-        return self.background == "yes" or (self.background == "auto" and on_gpu)
+        return self.async_save == "yes" or (self.async_save == "auto" and on_gpu)
 
     def stays(self, step: int) -> bool:
         """Whether that checkpoint is kept for good."""
-        return bool(self.keep_every and step % self.keep_every == 0) or (self.log_spaced and log_spaced(step))
+        return bool(self.keep_interval_steps and step % self.keep_interval_steps == 0) or (self.log_spaced and log_spaced(step))
 
 
 class EngineConfig(Section):
@@ -175,10 +177,12 @@ class EngineConfig(Section):
     # computed with in BF16, and the residual stream too, kept and updated in float32 (FSDP2's mixed precision)
     precision: Literal["float32", "bf16-autocast", "bf16-parameters"] = "float32"
     sharding: Literal["full", "hybrid", "replicate"] = "full"  # over all ranks; hybrid: within a node; replicate: not at all
-    recompute: NotNegative = 0  # every n-th block is computed again in the backward pass instead of kept; 0: none
+    activation_checkpoint_every: NotNegative = (
+        0  # every n-th block is computed again in the backward pass instead of kept; 0: none
+    )
     compile: bool = False  # torch.compile, a block at a time
-    head: Literal["auto", "chunked", "torch", "liger", "cce"] = "auto"  # of head and cross entropy; see `loss`
-    timeout: Seconds = 60.0  # seconds after which a rank that hangs ends the others, once the first step is done
+    loss_kernel: Literal["auto", "chunked", "torch", "liger", "cce"] = "auto"  # of head and cross entropy; see `loss`
+    timeout_seconds: Seconds = 60.0  # seconds after which a rank that hangs ends the others, once the first step is done
 
 
 # What may differ when a run goes on: where and how, not what.
@@ -203,26 +207,26 @@ class Recipe(Section):
     engine: EngineConfig = EngineConfig()
 
     @model_validator(mode="after")
-    def _microbatch(self) -> Self:
-        """One activation of a microbatch must be a size that can be counted."""
-        model, windows = self.model, self.microbatch
-        entries = windows * model.context * max(model.hidden_size, model.intermediate_size)
+    def _micro_batch(self) -> Self:
+        """One activation of a micro batch must be a size that can be counted."""
+        model, windows = self.model, self.micro_batch
+        entries = windows * model.context_length * max(model.hidden_size, model.intermediate_size)
         if entries > MOST_ENTRIES:
             raise ValueError(
-                f"a microbatch of {windows:,} windows of {model.context:,} tokens: one activation of it alone takes "
-                f"{4 * entries / 1e12:,.1f} TB; lower batch.microbatch_windows or model.context"
+                f"a micro batch of {windows:,} windows of {model.context_length:,} tokens: one activation of it alone takes "
+                f"{4 * entries / 1e12:,.1f} TB; lower batch.micro_batch_size or model.context_length"
             )
         return self
 
     @property
-    def microbatch(self) -> int:
-        """Windows of a microbatch on one rank."""
-        return min(self.batch.microbatch_windows, self.batch.windows_per_step)
+    def micro_batch(self) -> int:
+        """Windows of a micro batch on one rank."""
+        return min(self.batch.micro_batch_size, self.batch.global_batch_size)
 
     @property
     def tokens_per_step(self) -> int:
         """G × T."""
-        return self.batch.windows_per_step * self.model.context
+        return self.batch.global_batch_size * self.model.context_length
 
     @property
     def steps(self) -> int:
@@ -269,7 +273,7 @@ class EvaluationConfig(Section):
     suite: str = ""  # names of `evaluate.suites`, joined by commas
     data: str | None = None  # folder of their rows; without it they come from the Hugging Face hub
     documents: Positive | None = None  # so many of each benchmark, drawn by seed 0
-    context: Positive | None = None  # tokens that are read at once; by default what the model was trained with
+    context_length: Positive | None = None  # tokens that are read at once; by default what the model was trained with
 
 
 class StudyConfig(Recipe):

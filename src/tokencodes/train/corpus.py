@@ -144,11 +144,11 @@ def options_of(config: DataConfig) -> PrepareOptions:
     """The part of a recipe that decides the shards."""
     return PrepareOptions(
         split_seed=config.split_seed,
-        validation=config.validation,
+        validation_fraction=config.validation_fraction,
         shard_tokens=config.shard_tokens,
         columns=Columns(config.text_column, config.id_column, config.source_column),
         end_of_text=config.end_of_text,
-        min_tokens=config.min_tokens,
+        min_document_tokens=config.min_document_tokens,
         on_error=config.on_error,
     )
 
@@ -174,7 +174,7 @@ def _tokenizer_key(inputs: list[str], config: DataConfig) -> str:
     """Names a tokenizer by all that decides it, so that one of another split, which saw what is now held out, is not reused."""
     told = [one.fetch().facts()["sha256"] for one in find_inputs(inputs)]
     columns = [config.text_column, config.id_column, config.on_error]
-    text = json.dumps([told, config.vocab_size, config.validation, config.split_seed, *columns])
+    text = json.dumps([told, config.vocab_size, config.validation_fraction, config.split_seed, *columns])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -182,10 +182,10 @@ def training_texts(inputs: list[str], options: PrepareOptions) -> Iterator[str]:
     """The texts of the training side, so that a tokenizer never sees what is held out.
 
     No side is empty, as in a prepared dataset: there too the threshold moves. One document may be read here and be held out
-    there: if the one with the lowest hash has fewer than `min_tokens`, the next takes its place, and lengths need a tokenizer.
+    there: if the one with the lowest hash has fewer than `min_document_tokens`, the next takes its place, and lengths need a tokenizer.
     """
     hashes = (split_hash(document, options.split_seed) for document in _documents(inputs, options))
-    natural = threshold_of(options.validation)
+    natural = threshold_of(options.validation_fraction)
     threshold = threshold_for_both_sides(hashes, natural) if natural else natural
     for document in _documents(inputs, options):
         if side_of(split_hash(document, options.split_seed), threshold) == "train":

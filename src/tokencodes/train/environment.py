@@ -35,9 +35,9 @@ def surroundings(world: World, engine: EngineConfig) -> dict[str, str | int]:
         "dtype": engine.precision,
         "ranks": world.ranks,
         "sharding": engine.sharding if world.ranks > 1 else "none",
-        "recompute": engine.recompute,
+        "activation_checkpoint_every": engine.activation_checkpoint_every,
         "compile": int(engine.compile),
-        "head": choose_kernel(engine.head, world.device.type, matmul_dtype(engine)),
+        "loss_kernel": choose_kernel(engine.loss_kernel, world.device.type, matmul_dtype(engine)),
     }
 
 

@@ -76,7 +76,9 @@ def certificate_of(
         raise InputError(f"interface {interface!r}: trained, so it has no certificate; its vectors may move")
     file = TokenizerFile(tokenizer) if tokenizer else dataset.tokenizer if dataset else None
     if file is not None and file.vocab_size != vocab_size:
-        raise InputError(f"{file.path}: {file.vocab_size:,} entries, not {vocab_size:,}; make --vocab and the tokenizer agree")
+        raise InputError(
+            f"{file.path}: {file.vocab_size:,} entries, not {vocab_size:,}; make --vocab-size and the tokenizer agree"
+        )
     book = build_codebook(spec, vocab_size, given)
     if hidden_size < book.width:
         raise InputError(f"interface {interface!r}: width {hidden_size} is below the code width {book.width}; raise --width")

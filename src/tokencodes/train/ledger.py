@@ -36,10 +36,10 @@ def read_ledger(run: Path, step: int) -> list[Entry]:
     config = read_run(run / "config.toml")
     if step < 1:
         raise InputError(f"step {step}: steps count from 1, as in metrics.jsonl")
-    if step * config.batch.windows_per_step >= 1 << 63:
+    if step * config.batch.global_batch_size >= 1 << 63:
         raise InputError(f"step {step}: its windows would count beyond 2^63")
     corpus = corpus_of(run, config)
-    indices = rank_indices(step - 1, config.batch.windows_per_step)
+    indices = rank_indices(step - 1, config.batch.global_batch_size)
     sampler = sampler_of(config, corpus)
     windows, shards = sampler.draw(indices), corpus.shards("train")
     owner = [dataset for dataset in corpus.datasets for _ in dataset.shards("train")]

@@ -80,11 +80,11 @@ class Trainer:
         self.config, self.dataset, self.out = run, dataset, out
         self.observer: Observer = observer if self.world.first else Silent()
         self.stop = stop or Stop()
-        rank_indices(0, run.batch.windows_per_step, self.world.rank, self.world.ranks)
+        rank_indices(0, run.batch.global_batch_size, self.world.rank, self.world.ranks)
         self.world.on_first(lambda: check_folder(out, run))
         self.shards = dataset.shards("train")
         self.sampler = sampler_of(run, dataset)
-        self.held_out: HeldOut = held_out_windows(dataset, run.model.context, run.heldout.windows)
+        self.held_out: HeldOut = held_out_windows(dataset, run.model.context_length, run.heldout.windows)
         check_memory(run, self.world)
         self.model = build_model(run, *settle(run.interface, dataset)).train()
         self.model.config.tokenizer_sha256 = dataset.tokenizer_sha256
@@ -99,9 +99,9 @@ class Trainer:
         self.state = TrainState(
             dataset_fingerprint=dataset.fingerprint, tokenizer_sha256=dataset.tokenizer_sha256, start_sha256=start
         )
-        self.last_ids = np.empty((0, run.model.context + 1), dtype=np.int64)  # this rank's
+        self.last_ids = np.empty((0, run.model.context_length + 1), dtype=np.int64)  # this rank's
         told = run.checkpoint
-        self.place = Place(out / "checkpoints", told.keep, told.stays, on_stage, self.observer.say, self.world)
+        self.place = Place(out / "checkpoints", told.keep_latest, told.stays, on_stage, self.observer.say, self.world)
         self.writer = Writer(self.place, told.aside(self.world.device.type == "cuda"))
         self._measured: tuple[int, float] | None = None  # step and held-out loss
         self._flops, self._peak = flops_per_token(self.model), 0.0  # FLOP/s of all ranks, measured as the run starts
@@ -146,26 +146,26 @@ class Trainer:
     def go_on_from(self, place: Path) -> None:
         """Takes up the state of one checkpoint."""
         self.state = checkpoint.restore(place, self.model, self.optimizer, self.world)
-        size, world = self.config.batch.windows_per_step, self.world
+        size, world = self.config.batch.global_batch_size, self.world
         self.last_ids = checkpoint.read_last_ids(place)[rank_indices(0, size, world.rank, world.ranks)]
 
     def window_ids(self, step: int) -> np.ndarray:
         """The ids int64[G, T + 1] that step 0, 1, ... takes."""
-        return read_windows(self.shards, self.sampler, rank_indices(step, self.config.batch.windows_per_step))
+        return read_windows(self.shards, self.sampler, rank_indices(step, self.config.batch.global_batch_size))
 
     def loader(self) -> Loader[torch.Tensor]:
         """The ids of this rank's part of each step."""
-        size, world = self.config.batch.windows_per_step, self.world
+        size, world = self.config.batch.global_batch_size, self.world
         return Loader(self.shards, self.sampler, size, as_tensor, world.rank, world.ranks)
 
     def run(self) -> bool:
         """Trains until the budget or a stop; True if the budget was reached. Every stop leaves a checkpoint."""
         config, each = self.config, self.sampler.tokens_per_window
-        steps = math.ceil(config.budget.tokens / (config.batch.windows_per_step * each))
+        steps = math.ceil(config.budget.tokens / (config.batch.global_batch_size * each))
         name = f"{config.arm} seed {config.seed}"
         if steps != config.steps and self.state.step == 0:
             self.observer.say(
-                f"{name}: {each:.0f} of {config.model.context} tokens a window on average, so the budget takes about "
+                f"{name}: {each:.0f} of {config.model.context_length} tokens a window on average, so the budget takes about "
                 f"{steps:,} steps; the schedule is of {config.optimizer.schedule_steps:,}"
             )
         with self.world.together(), ExitStack() as opened:
@@ -201,11 +201,11 @@ class Trainer:
             metrics.write(record)
             self.observer.record(record)
             if record.step == began + 1:
-                self.world.set_timeout(self.model, timedelta(seconds=config.engine.timeout))
+                self.world.set_timeout(self.model, timedelta(seconds=config.engine.timeout_seconds))
             if log_spaced(record.step):
                 self._look(metrics)
             done = self.state.tokens >= config.budget.tokens
-            if done or (config.heldout.every and record.step % config.heldout.every == 0):
+            if done or (config.heldout.interval_steps and record.step % config.heldout.interval_steps == 0):
                 self._measure(metrics)
             stopping = self.world.any(self.stop.asked)
             if done or stopping or config.checkpoint.due(record.step):
@@ -217,14 +217,14 @@ class Trainer:
         return StartRecord(self.state.step, self._peak, surroundings(world, engine))
 
     def train_step(self, loader: Loader[torch.Tensor]) -> StepRecord:
-        """One step: forward and backward of every microbatch, clip, step. Nothing non-finite reaches the weights."""
+        """One step: forward and backward of every micro_batch, clip, step. Nothing non-finite reaches the weights."""
         config, world, began = self.config, self.world, time.perf_counter()
         windows = loader[self.state.step]
         ids = windows.numpy()
         shared = world.gather((int((windows[:, 1:] != IGNORE).sum()), window_digests(ids)))
         tokens = sum(count for count, _ in shared)
         on_device = windows.to(world.device, non_blocking=True)
-        parts = [inputs_and_targets(part) for part in on_device.split(config.batch.microbatch_windows)]
+        parts = [inputs_and_targets(part) for part in on_device.split(config.batch.micro_batch_size)]
         losses = []
         for number, (inputs, wanted) in enumerate(parts, 1):
             reduce_gradients(self.model, now=number == len(parts))
@@ -238,7 +238,7 @@ class Trainer:
         loss, norm, norm_parts = sum(loss_of), float(total), part_norms(norm_of)
         if not math.isfinite(loss) or not math.isfinite(norm):
             self._refuse(parts, loss_of, norm, norm_of)
-        clip(self.model, config.optimizer.clip, total)
+        clip(self.model, config.optimizer.max_grad_norm, total)
         lr = learning_rate(self.state.step, config.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -271,7 +271,7 @@ class Trainer:
         self, parts: list[tuple[torch.Tensor, torch.Tensor]], losses: list[float], norm: float, norm_of: dict[str, torch.Tensor]
     ) -> NoReturn:
         """Stops at a step that must not reach the weights, and leaves what there is to look at."""
-        number, size, world = self.state.step + 1, self.config.batch.windows_per_step, self.world
+        number, size, world = self.state.step + 1, self.config.batch.global_batch_size, self.world
         first, last = (number - 1) * size, number * size - 1
         own = first + world.rank * (size // world.ranks)
         with autocast(self.config.engine, world), torch.compiler.set_stance("force_eager"):
@@ -287,7 +287,7 @@ class Trainer:
         if self._measured is None or self._measured[0] != self.state.step:
             ids = torch.from_numpy(self.held_out.ids_NT1)
             with autocast(self.config.engine, self.world):
-                loss = window_loss(self.model, ids, self.config.batch.microbatch_windows, self.world)
+                loss = window_loss(self.model, ids, self.config.batch.micro_batch_size, self.world)
             if not math.isfinite(loss):
                 raise HeldOutNotFinite(self.out, self.state.step, loss)
             self._measured = self.state.step, loss
@@ -315,7 +315,7 @@ class Trainer:
         replay, tokens = self._replayed(torch.from_numpy(ids))
         self.state = self.state.after(replay_loss=replay, replay_token_losses=tokens)
         self.writer.save(self.model, self.optimizer, self.state, ids, must)
-        if config.checkpoint.export and config.checkpoint.stays(self.state.step):
+        if config.checkpoint.export_hf and config.checkpoint.stays(self.state.step):
             folder = self.out / "models" / f"step-{self.state.step:08d}"
             try:
                 self.export(folder)
@@ -337,11 +337,11 @@ class Trainer:
         parameters are gathered in BF16, or where a loss is not finite."""
         if self.config.engine.precision == "bf16-parameters":
             return None, ()
-        self.model.head_kernel = "auto"  # the asked one may not be for float32
+        self.model.loss_kernel = "auto"  # the asked one may not be for float32
         try:
-            loss = window_loss(self.model, ids, self.config.batch.microbatch_windows, self.world)
+            loss = window_loss(self.model, ids, self.config.batch.micro_batch_size, self.world)
         finally:
-            self.model.head_kernel = self.config.engine.head
+            self.model.loss_kernel = self.config.engine.loss_kernel
         first = inputs_and_targets(ids[:1, : REPLAY_TOKENS + 1].to(self.world.device))
         tokens = tuple(self.model.token_losses(*first)[0].tolist())
         return (loss, tokens) if all(map(math.isfinite, (loss, *tokens))) else (None, ())

@@ -37,7 +37,9 @@ class StepRecord:
     seconds: float
     grad_norm_parts: dict[str, float] = field(default_factory=dict)  # of input, body and head apart; see `observe`
     rate: float = 0.0  # tokens per second
-    peak_share: float | None = None  # FLOP/s by `account`'s formula over the measured peak of a matrix product, on all ranks
+    matmul_utilization: float | None = (
+        None  # FLOP/s by `account`'s formula over the measured peak of a matrix product, on all ranks
+    )
     memory_bytes: int = 0  # most that the first rank has held: resident memory, or a GPU's allocated
     kind: Literal["step"] = "step"
     __pydantic_config__ = CHECKED

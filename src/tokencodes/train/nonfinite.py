@@ -63,8 +63,8 @@ class RefusedStep:
 def find_origin(
     model: TokenCodeForCausalLM, parts: list[tuple[Tensor, Tensor]], first: int, world: World
 ) -> list[dict[str, Any]]:
-    """Where it begins, on each rank: the first microbatch (inputs and targets, [B, T] each) in whose forward pass something is
-    not finite, or in its loss, or in its backward pass, with the windows that it holds. Computes the step's microbatches
+    """Where it begins, on each rank: the first micro batch (inputs and targets, [B, T] each) in whose forward pass something is
+    not finite, or in its loss, or in its backward pass, with the windows that it holds. Computes the step's micro batches
     once more, on every rank, and leaves gradients behind.
 
     An overflow that arises only as gradients are added up has no such place, and the list is empty.
