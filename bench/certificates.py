@@ -22,7 +22,8 @@ import json, resource, sys, time
 from tokencodes.codes import InterfaceSpec, build_codebook
 from tokencodes.codes.certificate import certify_code
 began = time.perf_counter()
-found = certify_code(build_codebook(InterfaceSpec.parse(sys.argv[1]), int(sys.argv[2])), int(sys.argv[3]))
+book = build_codebook(InterfaceSpec.parse(sys.argv[1]), int(sys.argv[2]))
+found = certify_code(book, int(sys.argv[3]))
 seconds = time.perf_counter() - began
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(json.dumps([seconds, memory, found.minimum_distance, found.rank_real]))
@@ -33,10 +34,16 @@ def main() -> None:
     print(f"{'spec':30} {'V':>8} {'seconds':>8} {'peak MB':>8} {'least distance':>15} {'rank':>6}")
     for spec, vocab, width in CASES:
         done = subprocess.run(
-            [sys.executable, "-c", ONE, spec, str(vocab), str(width)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", ONE, spec, str(vocab), str(width)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         seconds, memory, distance, rank = json.loads(done.stdout)
-        print(f"{spec:30} {vocab:8,} {seconds:8.1f} {memory:8,.0f} {distance:15.3f} {rank:6}", flush=True)
+        print(
+            f"{spec:30} {vocab:8,} {seconds:8.1f} {memory:8,.0f} {distance:15.3f} {rank:6}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""What a learned input table costs against fixed codes: time, memory, checkpoint, traffic; and where that stops mattering.
+"""What a learned input table costs against fixed codes: time, memory, checkpoint, traffic; and
+where that stops mattering.
 
     OMP_WAIT_POLICY=PASSIVE python bench/costs.py --out docs/costs [--dataset FOLDER ...] [--quick]
 
-The arms are one model in everything but the input: 4 blocks, heads of 64, SwiGLU of 4 d, context 128, an untied head. A step
-is the trainer's: loss, backward, norm and clip, fused AdamW; one micro batch. Arms take turns in one process. Peak memory and
-the checkpoint are measured in a fresh process for each arm.
+The arms are one model in everything but the input: 4 blocks, heads of 64, SwiGLU of 4 d, context
+128, an untied head. A step is the trainer's: loss, backward, norm and clip, fused AdamW; one micro
+batch. Arms take turns in one process. Peak memory and the checkpoint are measured in a fresh
+process for each arm.
 
-Ids are those of prepared text (embedded text where no --dataset is given). For another vocabulary than its own, ids are folded
-(id mod V) or spread (id * V div V of the text): real frequencies stay. Costs do not depend on which: the table's gradient is
-dense, so each step clears, norms, clips and steps V d entries whichever rows were looked up.
+Ids are those of prepared text (embedded text where no --dataset is given). For another vocabulary
+than its own, ids are folded (id mod V) or spread (id * V div V of the text): real frequencies stay.
+Costs do not depend on which: the table's gradient is dense, so each step clears, norms, clips and
+steps V d entries whichever rows were looked up.
 
-Crossover: with D the seconds a learned table adds to a step and a + b B those of the `binary` arm with B tokens, the table
-costs less than 2 % from B* = (D / 0.02 - a) / b on. D is the median difference at the smallest batch, a and b a least-squares
-line. The model beside it has no fitted number: D = 40 V d bytes / stream rate + 4 V d bytes / rate of fresh memory (or of the
-stream, below 32 MiB); a = the same 40 bytes for each other parameter; b = FLOPs per token / rate of a 2,048^3 float32 matmul.
-All rates are measured in the same run.
+Crossover: with D the seconds a learned table adds to a step and a + b B those of the `binary` arm
+with B tokens, the table costs less than 2 % from B* = (D / 0.02 - a) / b on. D is the median
+difference at the smallest batch, a and b a least-squares line. The model beside it has no fitted
+number: D = 40 V d bytes / stream rate + 4 V d bytes / rate of fresh memory (or of the stream, below
+32 MiB); a = the same 40 bytes for each other parameter; b = FLOPs per token / rate of a 2,048^3
+float32 matmul. All rates are measured in the same run.
 """
 
 import argparse
@@ -31,7 +35,18 @@ import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from timing import Rates, RealIds, Step, high_water, in_turn, machine, markdown, measure_rates, seconds, spread
+from timing import (
+    Rates,
+    RealIds,
+    Step,
+    high_water,
+    in_turn,
+    machine,
+    markdown,
+    measure_rates,
+    seconds,
+    spread,
+)
 
 from tokencodes import checkpoint
 from tokencodes.report.figures import COLOURS, MARKERS, STYLE
@@ -41,7 +56,8 @@ from tokencodes.train.settings import read_study
 
 ARMS = {"learned": "learned", "binary": "binary", "computed": "gf2:seed=12345,storage=computed"}
 VOCABULARIES, WIDTHS, BATCHES = (3072, 12288, 49152, 131072), (64, 192, 512), (512, 2048, 8192)
-CHILDREN = ((3072, 192), (49152, 192), (131072, 192), (49152, 512))  # V and d whose memory and checkpoint are measured
+# V and d whose memory and checkpoint are measured
+CHILDREN = ((3072, 192), (49152, 192), (131072, 192), (49152, 512))
 CONTEXT, HEAD, MOST = 128, 64, 0.02
 STEADY = 40  # bytes a step moves for one parameter: norm 4, clip 8, AdamW 28
 CLEARED = 4  # and for an entry of the table before that: its gradient's zeros
@@ -50,7 +66,12 @@ RECYCLED = 1 << 25  # bytes: what is larger, the C library gives back and gets a
 
 def run_of(vocab: int, width: int, arm: str) -> RunConfig:
     """The configuration of one arm."""
-    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 4, "context_length": CONTEXT}
+    shape = {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": 4,
+        "context_length": CONTEXT,
+    }
     shape["num_attention_heads"] = max(1, width // HEAD)
     told = [f"model.{key}={value}" for key, value in shape.items()]
     interfaces = [f"arms.{name}.interface={spec}" for name, spec in ARMS.items()]
@@ -60,7 +81,9 @@ def run_of(vocab: int, width: int, arm: str) -> RunConfig:
 def table_seconds(rates: Rates, entries: int) -> float:
     """By the model: what a learned table of so many entries adds to a step."""
     size = CLEARED * entries
-    return STEADY * entries / rates.stream + size / (rates.fresh if size > RECYCLED else rates.stream)
+    return STEADY * entries / rates.stream + size / (
+        rates.fresh if size > RECYCLED else rates.stream
+    )
 
 
 def line(rates: Rates, fixed: Account) -> tuple[float, float]:
@@ -84,12 +107,19 @@ class Shape:
 
     def ratios(self, batch: int, arm: str) -> tuple[float, float, float]:
         """Seconds of an arm over those of `binary`, round by round: median, least, largest."""
-        return spread([a / b for a, b in zip(self.times[batch][arm], self.times[batch]["binary"], strict=True)])
+        return spread(
+            [
+                a / b
+                for a, b in zip(self.times[batch][arm], self.times[batch]["binary"], strict=True)
+            ]
+        )
 
     def predicted(self, batch: int, rates: Rates) -> float:
         """The model's ratio of learned to fixed."""
         start, slope = line(rates, self.accounts["binary"])
-        return 1 + table_seconds(rates, self.accounts["learned"].input_parameters) / (start + slope * batch)
+        return 1 + table_seconds(rates, self.accounts["learned"].input_parameters) / (
+            start + slope * batch
+        )
 
     def crossovers(self, rates: Rates) -> tuple[float | None, float]:
         """B* as fitted (None from one batch alone), and as the model has it."""
@@ -113,39 +143,55 @@ def measure_shape(vocab: int, width: int, ids: RealIds, asked: argparse.Namespac
         if batch == min(asked.batches) or batch * accounts["binary"].flops_per_token <= asked.flops:
             shape.times[batch] = measure_batch(steps, ids.windows(vocab, batch, CONTEXT), asked)
             median, low, high = shape.ratios(batch, "learned")
-            fixed, rounds = spread(shape.times[batch]["binary"])[0], len(shape.times[batch]["binary"])
+            fixed, rounds = (
+                spread(shape.times[batch]["binary"])[0],
+                len(shape.times[batch]["binary"]),
+            )
             print(
-                f"V {vocab:7,}  d {width:4}  B {batch:5,}  {rounds:2} rounds  binary {1e3 * fixed:8.1f} ms"
-                f"  learned {median:.3f} ({low:.3f} to {high:.3f})  computed {shape.ratios(batch, 'computed')[0]:.3f}",
+                f"V {vocab:7,}  d {width:4}  B {batch:5,}  {rounds:2} rounds  binary"
+                f" {1e3 * fixed:8.1f} ms  learned {median:.3f} ({low:.3f} to {high:.3f})  computed"
+                f" {shape.ratios(batch, 'computed')[0]:.3f}",
                 flush=True,
             )
     return shape
 
 
-def measure_batch(steps: dict[str, Step], windows: torch.Tensor, asked: argparse.Namespace) -> dict[str, list[float]]:
+def measure_batch(
+    steps: dict[str, Step], windows: torch.Tensor, asked: argparse.Namespace
+) -> dict[str, list[float]]:
     """The arms in turn on the same windows, as often as there is time for."""
-    works = {arm: (lambda step=step: step(windows)) for arm, step in steps.items()}
+    works = {arm: lambda step=step: step(windows) for arm, step in steps.items()}
     once = min(seconds(works["binary"]) for _ in range(2))
     return in_turn(works, int(min(25, max(asked.rounds, asked.seconds / (len(ARMS) * once)))))
 
 
 def child(vocab: int, width: int, arm: str, ids_file: Path) -> None:
-    """In a process of its own: four steps, their peak memory, then a real checkpoint. Prints JSON."""
+    """In a process of its own: four steps, their peak memory, then a real checkpoint.
+    Prints JSON."""
     windows = torch.from_numpy(np.load(ids_file))
     before = high_water()
     step = Step(run_of(vocab, width, arm))
     for _ in range(4):
         step(windows)
     peak = high_water()
-    state = [t for one in step.optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
+    state = [
+        t
+        for one in step.optimizer.state.values()
+        for t in one.values()
+        if isinstance(t, torch.Tensor)
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        told = checkpoint.TrainState(step=4, tokens=4 * windows[:, 1:].numel(), dataset_fingerprint="", tokenizer_sha256="")
+        told = checkpoint.TrainState(
+            step=4, tokens=4 * windows[:, 1:].numel(), dataset_fingerprint="", tokenizer_sha256=""
+        )
         tensors = checkpoint.tensors_of(step.model, step.optimizer)
         content = checkpoint.Content(tensors, step.model.config, told, windows.numpy())
         saved = checkpoint.write(checkpoint.Place(Path(folder)), content)
         written = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
     optimizer = sum(tensor.numel() * tensor.element_size() for tensor in state)
-    print(json.dumps({"before": before, "peak": peak, "optimizer": optimizer, "checkpoint": written}))
+    print(
+        json.dumps({"before": before, "peak": peak, "optimizer": optimizer, "checkpoint": written})
+    )
 
 
 def measure_children(shapes: list[Shape], ids: RealIds, workplace: Path) -> list[dict]:
@@ -155,8 +201,18 @@ def measure_children(shapes: list[Shape], ids: RealIds, workplace: Path) -> list
         file = workplace / "ids.npy"
         np.save(file, ids.windows(shape.vocab, 512, CONTEXT).numpy())
         for arm in ARMS:
-            told = [sys.executable, __file__, "--child", str(shape.vocab), str(shape.width), arm, str(file)]
-            answer = json.loads(subprocess.run(told, capture_output=True, check=True, text=True).stdout)
+            told = [
+                sys.executable,
+                __file__,
+                "--child",
+                str(shape.vocab),
+                str(shape.width),
+                arm,
+                str(file),
+            ]
+            answer = json.loads(
+                subprocess.run(told, capture_output=True, check=True, text=True).stdout
+            )
             found.append({"vocab": shape.vocab, "width": shape.width, "arm": arm, **answer})
             print(f"V {shape.vocab:7,}  d {shape.width:4}  {arm:9} {answer}", flush=True)
     return found
@@ -169,10 +225,24 @@ def rows(shapes: list[Shape], rates: Rates) -> list[dict]:
         for batch, times in shape.times.items():
             for arm, facts in shape.accounts.items():
                 ratio, low, high = shape.ratios(batch, arm)
-                row = {"vocab": shape.vocab, "width": shape.width, "batch": batch, "arm": arm, "seconds": spread(times[arm])[0]}
-                row |= {"ratio": ratio, "ratio_low": low, "ratio_high": high, "rounds": len(times[arm])}
+                row = {
+                    "vocab": shape.vocab,
+                    "width": shape.width,
+                    "batch": batch,
+                    "arm": arm,
+                    "seconds": spread(times[arm])[0],
+                }
+                row |= {
+                    "ratio": ratio,
+                    "ratio_low": low,
+                    "ratio_high": high,
+                    "rounds": len(times[arm]),
+                }
                 row["modelled_ratio"] = shape.predicted(batch, rates) if arm == "learned" else ""
-                row |= {"parameters": facts.total_parameters, "flops": facts.flops_per_token * batch}
+                row |= {
+                    "parameters": facts.total_parameters,
+                    "flops": facts.flops_per_token * batch,
+                }
                 found.append(row)
     return found
 
@@ -184,7 +254,12 @@ def step_lines(shapes: list[Shape], rates: Rates) -> list[list[str]]:
         for batch, times in shape.times.items():
             three = [shape.ratios(batch, arm) for arm in ("learned", "computed")]
             ratios = [f"{median:.3f} ({low:.3f} to {high:.3f})" for median, low, high in three]
-            cells = [f"{shape.vocab:,}", str(shape.width), f"{batch:,}", f"{1e3 * spread(times['binary'])[0]:,.1f}"]
+            cells = [
+                f"{shape.vocab:,}",
+                str(shape.width),
+                f"{batch:,}",
+                f"{1e3 * spread(times['binary'])[0]:,.1f}",
+            ]
             found.append([*cells, ratios[0], f"{shape.predicted(batch, rates):.3f}", ratios[1]])
     return found
 
@@ -195,7 +270,10 @@ def size_lines(shapes: list[Shape], rates: Rates) -> list[list[str]]:
     for shape in shapes:
         table, fixed = shape.accounts["learned"], shape.accounts["binary"]
         fitted, modelled = shape.crossovers(rates)
-        pairs = [(one.optimizer_bytes, 3 * one.weight_bytes + one.buffer_bytes, one.gradient_bytes) for one in (table, fixed)]
+        pairs = [
+            (one.optimizer_bytes, 3 * one.weight_bytes + one.buffer_bytes, one.gradient_bytes)
+            for one in (table, fixed)
+        ]
         sizes = [f"{a / 1e6:,.1f} / {b / 1e6:,.1f}" for a, b in zip(*pairs, strict=True)]
         share = f"{table.input_parameters / table.total_parameters:.1%}"
         flops = f"{fixed.flops_per_token / 1e6:,.1f}"
@@ -205,38 +283,69 @@ def size_lines(shapes: list[Shape], rates: Rates) -> list[list[str]]:
 
 
 def memory_lines(memory: list[dict], shapes: list[Shape]) -> list[list[str]]:
-    """What fresh processes took, against formulas: 16 bytes for a trained parameter, 12 of them in a checkpoint."""
+    """What fresh processes took, against formulas: 16 bytes for a trained parameter, 12 of them in
+    a checkpoint.
+    """
     accounts = {(shape.vocab, shape.width): shape.accounts for shape in shapes}
     found = []
     for one in memory:
         facts = accounts[one["vocab"], one["width"]][one["arm"]]
         formula = 3 * facts.weight_bytes + facts.buffer_bytes
         cells = [f"{one['vocab']:,}", str(one["width"]), one["arm"]]
-        sizes = [one["peak"] - one["before"], facts.state_bytes, one["optimizer"], one["checkpoint"], formula]
-        found.append([*cells, *(f"{size / 1e6:,.1f}" for size in sizes), f"{one['checkpoint'] / formula - 1:+.2%}"])
+        sizes = [
+            one["peak"] - one["before"],
+            facts.state_bytes,
+            one["optimizer"],
+            one["checkpoint"],
+            formula,
+        ]
+        found.append(
+            [
+                *cells,
+                *(f"{size / 1e6:,.1f}" for size in sizes),
+                f"{one['checkpoint'] / formula - 1:+.2%}",
+            ]
+        )
     return found
 
 
 def paper_text(rates: Rates) -> str:
-    """The paper's shape by formula: two devices, 8 micro batches of 8 windows each a step, the table whole on both."""
+    """The paper's shape by formula: two devices, 8 micro batches of 8 windows each a step, the
+    table whole on both.
+    """
     study = read_study("paper", [])[0]
     table, fixed = (account_run(study.run(arm, 1)) for arm in ("learned", "binary"))
     parts, tokens = 8, study.batch.global_batch_size * study.model.context_length // 2
-    moved = (STEADY + CLEARED * parts + 12 * (parts - 1)) * table.input_parameters, tokens * fixed.flops_per_token
-    cases = {"4e14 FLOP/s and 3e12 bytes/s (assumed)": (4e14, 3e12), "this machine's rates": (rates.matmul, rates.stream)}
+    moved = (
+        (STEADY + CLEARED * parts + 12 * (parts - 1)) * table.input_parameters,
+        tokens * fixed.flops_per_token,
+    )
+    cases = {
+        "4e14 FLOP/s and 3e12 bytes/s (assumed)": (4e14, 3e12),
+        "this machine's rates": (rates.matmul, rates.stream),
+    }
     lines = [
-        [name, f"{moved[0] / stream:.3g}", f"{moved[1] / matmul:.4g}", f"{moved[0] / stream / (moved[1] / matmul):.4%}"]
+        [
+            name,
+            f"{moved[0] / stream:.3g}",
+            f"{moved[1] / matmul:.4g}",
+            f"{moved[0] / stream / (moved[1] / matmul):.4%}",
+        ]
         for name, (matmul, stream) in cases.items()
     ]
     entries = table.input_parameters
-    pairs = [(16 * entries, table.state_bytes), (12 * entries, 3 * table.weight_bytes), (4 * entries, table.gradient_bytes)]
+    pairs = [
+        (16 * entries, table.state_bytes),
+        (12 * entries, 3 * table.weight_bytes),
+        (4 * entries, table.gradient_bytes),
+    ]
     state, saved, reduced = (f"{part / 1e9:.2f} of {whole / 1e9:.2f} GB" for part, whole in pairs)
     return f"""V 49,152, d 2,048, 24 blocks, {tokens:,} tokens a device and step in {parts} micro batches (each clears and
 adds a dense gradient of the table), nothing recomputed. The table is {entries / table.total_parameters:.1%} of the trained
 parameters, and as much of what goes with them at any batch: {state} of training state, {saved} of a checkpoint,
 {reduced} of the gradients that a step reduces.
 
-{markdown("rates|table, s a step|all else, s a step|share", lines)}"""
+{markdown("rates|table, s a step|all else, s a step|share", lines)}"""  # noqa: E501
 
 
 def write(out: Path, shapes: list[Shape], memory: list[dict], rates: Rates) -> None:
@@ -249,8 +358,14 @@ def write(out: Path, shapes: list[Shape], memory: list[dict], rates: Rates) -> N
             writer.writerows(found)
     bound = (STEADY + CLEARED) * rates.matmul / (6 * MOST * rates.stream)
     steps = "V|d|B, tokens|binary, ms|learned|by the model|computed"
-    sizes = "V|d|table's share of parameters|optimizer|checkpoint|gradient traffic|MFLOP a token|B* fitted|B* by the model"
-    fresh = "V|d|arm|peak above imports|training state by formula|optimizer|checkpoint written|by formula|difference"
+    sizes = (
+        "V|d|table's share of parameters|optimizer|checkpoint|gradient traffic|MFLOP a token|B*"
+        " fitted|B* by the model"
+    )
+    fresh = (
+        "V|d|arm|peak above imports|training state by formula|optimizer|checkpoint written|by"
+        " formula|difference"
+    )
     told = f"""# What a learned input table costs
 
 Made by `bench/costs.py`, whose head says what was measured and how B* is defined.
@@ -278,14 +393,18 @@ The untied head alone takes 6 V d FLOPs per token. So B* by the model is below {
 {markdown(fresh, memory_lines(memory, shapes))}
 ## The paper's shape: by formula, not measured
 
-{paper_text(rates)}"""
+{paper_text(rates)}"""  # noqa: E501
     (out / "costs.md").write_text(told, encoding="utf-8")
     plot(shapes, rates).savefig(out / "costs.png", dpi=160)
 
 
 def plot(shapes: list[Shape], rates: Rates) -> Figure:
-    """Overhead against the batch, and measured against the model; a colour for each V, a marker for each d."""
-    vocabularies, widths = (sorted({getattr(shape, key) for shape in shapes}) for key in ("vocab", "width"))
+    """Overhead against the batch, and measured against the model; a colour for each V, a marker for
+    each d.
+    """
+    vocabularies, widths = (
+        sorted({getattr(shape, key) for shape in shapes}) for key in ("vocab", "width")
+    )
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 8.2), layout="constrained")
         upper, lower = figure.subplots(2, 1)
@@ -295,26 +414,61 @@ def plot(shapes: list[Shape], rates: Rates) -> Figure:
             "marker": MARKERS[widths.index(shape.width)],
             "markersize": 6,
         }
-        percent = np.array([[100 * (one - 1) for one in shape.ratios(batch, "learned")] for batch in shape.times])
+        percent = np.array(
+            [[100 * (one - 1) for one in shape.ratios(batch, "learned")] for batch in shape.times]
+        )
         modelled = [100 * (shape.predicted(batch, rates) - 1) for batch in shape.times]
         upper.plot(list(shape.times), percent[:, 0], linewidth=1.1, **look)
         around = np.abs(percent[:, 1:] - percent[:, :1]).T
-        lower.errorbar(modelled, percent[:, 0], yerr=around, linestyle="none", elinewidth=0.8, **look)
-    upper.set(xscale="log", xlabel="tokens per step", ylabel="learned table: extra time\nper step (%)")
+        lower.errorbar(
+            modelled, percent[:, 0], yerr=around, linestyle="none", elinewidth=0.8, **look
+        )
+    upper.set(
+        xscale="log", xlabel="tokens per step", ylabel="learned table: extra time\nper step (%)"
+    )
     upper.set_xticks(sorted({batch for shape in shapes for batch in shape.times}))
-    upper.text(0.99, 115 * MOST, f"{MOST:.0%}", transform=upper.get_yaxis_transform(), ha="right", fontsize=10)
-    lower.set(xscale="log", xlabel="extra time by the model (%)", ylabel="measured (%), with its range")
+    upper.text(
+        0.99,
+        115 * MOST,
+        f"{MOST:.0%}",
+        transform=upper.get_yaxis_transform(),
+        ha="right",
+        fontsize=10,
+    )
+    lower.set(
+        xscale="log", xlabel="extra time by the model (%)", ylabel="measured (%), with its range"
+    )
     lower.plot(*[lower.get_xlim()] * 2, color="#808080", linewidth=1, zorder=0)
     for axes in (upper, lower):
         axes.set_yscale("symlog", linthresh=1)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
+            axis.set_major_formatter(
+                matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,g}")
+            )
             axis.set_minor_locator(matplotlib.ticker.NullLocator())
         axes.axhline(100 * MOST, color="#808080", linestyle="--", linewidth=1, zorder=0)
-    for index, (vocab, width) in enumerate(zip_longest(vocabularies, widths)):  # a column of the legend each
-        upper.plot([], [], color=COLOURS[index], linewidth=3, label=f"V {vocab:,}" if vocab else None)
-        upper.plot([], [], color="#555555", marker=MARKERS[index], linestyle="none", label=f"d {width}" if width else None)
-    figure.legend(loc="outside upper center", ncols=4, fontsize=9.5, frameon=False, columnspacing=1.0, handlelength=1.2)
+    for index, (vocab, width) in enumerate(
+        zip_longest(vocabularies, widths)
+    ):  # a column of the legend each
+        upper.plot(
+            [], [], color=COLOURS[index], linewidth=3, label=f"V {vocab:,}" if vocab else None
+        )
+        upper.plot(
+            [],
+            [],
+            color="#555555",
+            marker=MARKERS[index],
+            linestyle="none",
+            label=f"d {width}" if width else None,
+        )
+    figure.legend(
+        loc="outside upper center",
+        ncols=4,
+        fontsize=9.5,
+        frameon=False,
+        columnspacing=1.0,
+        handlelength=1.2,
+    )
     return figure
 
 
@@ -324,23 +478,42 @@ def main() -> None:
         vocab, width, arm, file = sys.argv[2:]
         child(int(vocab), int(width), arm, Path(file))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dataset", type=Path, nargs="*", default=[])
     parser.add_argument("--vocabularies", type=int, nargs="*", default=VOCABULARIES)
     parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS)
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
-    parser.add_argument("--flops", type=float, default=4e11, help="more than so many a step are left to the model")
+    parser.add_argument(
+        "--flops", type=float, default=4e11, help="more than so many a step are left to the model"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="at least")
-    parser.add_argument("--seconds", type=float, default=8.0, help="about so long a point, where that is more rounds")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=8.0,
+        help="about so long a point, where that is more rounds",
+    )
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
     if asked.quick:
-        asked.vocabularies, asked.widths, asked.flops, asked.rounds, asked.seconds = (3072, 49152), (64, 192), 8e10, 2, 1.0
+        asked.vocabularies, asked.widths, asked.flops, asked.rounds, asked.seconds = (
+            (3072, 49152),
+            (64, 192),
+            8e10,
+            2,
+            1.0,
+        )
     with tempfile.TemporaryDirectory() as folder:
         ids = RealIds(asked.dataset, Path(folder))
         rates = measure_rates(5 if asked.quick else 21)
-        shapes = [measure_shape(vocab, width, ids, asked) for width in asked.widths for vocab in asked.vocabularies]
+        shapes = [
+            measure_shape(vocab, width, ids, asked)
+            for width in asked.widths
+            for vocab in asked.vocabularies
+        ]
         memory = measure_children(shapes, ids, Path(folder))
         write(asked.out, shapes, memory, rates)
 

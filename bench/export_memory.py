@@ -1,11 +1,14 @@
-"""Peak memory of an export of the paper's 1.7B shapes: resident bytes of all its processes above those of the interpreter.
+"""Peak memory of an export of the paper's 1.7B shapes: resident bytes of all its processes above
+those of the interpreter.
 
-    python bench/export_memory.py --work FOLDER [--to llama gguf onnx] [--tokenizer FILE] [--interface binary] [--layers 24]
+    python bench/export_memory.py --work FOLDER [--to llama gguf onnx] [--tokenizer FILE]
+    [--interface binary] [--layers 24]
 
-Writes a model as it begins training into FOLDER (7 GB; kept for the next run), exports it by the command, and reads the
-resident set of the process and its children ten times a second; pages of files that are mapped count too. The interpreter is
-what the same command has on a model of a few hundred kilobytes. The bar is 1.2 of the plain Llama's float32 bytes. GGUF holds
-the vocabulary too, so it wants --tokenizer, one of 49,152 tokens (SmolLM2's).
+Writes a model as it begins training into FOLDER (7 GB; kept for the next run), exports it by the
+command, and reads the resident set of the process and its children ten times a second; pages of
+files that are mapped count too. The interpreter is what the same command has on a model of a few
+hundred kilobytes. The bar is 1.2 of the plain Llama's float32 bytes. GGUF holds the vocabulary too,
+so it wants --tokenizer, one of 49,152 tokens (SmolLM2's).
 """
 
 import argparse
@@ -26,15 +29,28 @@ from tokencodes.init import initialise
 from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
 from tokencodes.train.corpus import resolve_inputs
 
-SHAPE = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "max_position_embeddings": 2048}
-SMALL = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 1}
+SHAPE = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+SMALL = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+}
 
 
 def make(folder: Path, config: TokenCodeConfig) -> int:
     """A model as it begins training, if it is not there yet; returns the plain Llama's bytes."""
     with torch.device("meta"):
         model = TokenCodeForCausalLM(config)
-    plain = 4 * (sum(one.numel() for one in model.parameters()) + config.vocab_size * config.hidden_size)
+    plain = 4 * (
+        sum(one.numel() for one in model.parameters()) + config.vocab_size * config.hidden_size
+    )
     if (folder / "model.safetensors").is_file():
         return plain
     model.to_empty(device="cpu").input_interface.reset_buffers()
@@ -62,7 +78,18 @@ def peak(folder: Path, to: str) -> tuple[int, float, dict]:
     """Peak bytes and seconds of one export, and what it says."""
     out = folder.with_name(f"{folder.name}-{to}")
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "tokencodes", "export", str(folder), "--to", to, "--out", str(out), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "tokencodes",
+        "export",
+        str(folder),
+        "--to",
+        to,
+        "--out",
+        str(out),
+        "--json",
+    ]
     began, most = time.monotonic(), 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
         while process.poll() is None:
@@ -77,7 +104,9 @@ def peak(folder: Path, to: str) -> tuple[int, float, dict]:
 
 def main() -> None:
     """Prints a line a format."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--to", nargs="*", default=["llama", "onnx"])
     parser.add_argument("--interface", default="binary")
@@ -89,9 +118,16 @@ def main() -> None:
         parser.error("--to gguf needs --tokenizer, one of as many tokens as --vocab-size")
     interface, vocab = asked.interface, asked.vocab
     if InterfaceSpec.parse(interface).learned:
-        parser.error("--interface learned: its table is among the parameters, so it would count twice")
-    config = TokenCodeConfig(**SHAPE, vocab_size=vocab, num_hidden_layers=asked.layers, interface=interface)
-    large, small = asked.work / f"large-{asked.layers}-{vocab}-{interface}", asked.work / f"tiny-{interface}"
+        parser.error(
+            "--interface learned: its table is among the parameters, so it would count twice"
+        )
+    config = TokenCodeConfig(
+        **SHAPE, vocab_size=vocab, num_hidden_layers=asked.layers, interface=interface
+    )
+    large, small = (
+        asked.work / f"large-{asked.layers}-{vocab}-{interface}",
+        asked.work / f"tiny-{interface}",
+    )
     weights = make(large, config)
     make(small, TokenCodeConfig(**SMALL, interface=interface))
     if asked.tokenizer:
@@ -104,8 +140,9 @@ def main() -> None:
         above = most - base
         statuses = ", ".join(f"{one['runtime']} {one['status']}" for one in told["runtimes"])
         print(
-            f"{to:6} {weights / 1e9:.2f} GB of weights; peak {most / 1e9:.2f} GB, {above / 1e9:.2f} above the interpreter's "
-            f"{base / 1e9:.2f}: {above / weights:.2f} of the weights; {took:.0f} s; {statuses}"
+            f"{to:6} {weights / 1e9:.2f} GB of weights; peak {most / 1e9:.2f} GB, {above / 1e9:.2f}"
+            f" above the interpreter's {base / 1e9:.2f}: {above / weights:.2f} of the weights;"
+            f" {took:.0f} s; {statuses}"
         )
 
 

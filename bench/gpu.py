@@ -1,19 +1,26 @@
-"""One GPU, minutes: tokens/s, MFU and peak memory of the 1.7B arms against transformers' own Llama; and the head kernels.
+"""One GPU, minutes: tokens/s, MFU and peak memory of the 1.7B arms against transformers' own Llama;
+and the head kernels.
 
-    python bench/gpu.py [--dataset FOLDER] [--recompute 1] [--compile] [--peak-tflops TFLOPS] [--out runs/gpu.json] [--markdown FILE]
-    python bench/gpu.py --device cpu --shape tiny        # the same code on any machine, in a minute; its figures mean nothing
+    python bench/gpu.py [--dataset FOLDER] [--recompute 1] [--compile] [--peak-tflops TFLOPS] [--out
+    runs/gpu.json] [--markdown FILE]
+    python bench/gpu.py --device cpu --shape tiny        # the same code on any
+        machine, in a minute; its figures mean nothing
 
-Not measured: nobody had a GPU to lend, so this was only tried on a CPU, where peak memory is that of the process.
+Not measured: nobody had a GPU to lend, so this was only tried on a CPU, where peak memory is that
+of the process.
 
-The recipe is the paper's: BF16 autocast over float32 parameters, micro batches of 8 windows of 2,048 tokens (halved, and said
-so, where they do not fit), gradient accumulation over 64 windows, fused AdamW, gradients clipped to 1. Ours is computed as the
-trainer does it, by the same functions. `llama` is LlamaForCausalLM of the same shape with its own loss (logits whole), all
-else as in ours; it begins with the weights of `learned`, so the two first losses must agree: a check, shown.
+The recipe is the paper's: BF16 autocast over float32 parameters, micro batches of 8 windows of
+2,048 tokens (halved, and said so, where they do not fit), gradient accumulation over 64 windows,
+fused AdamW, gradients clipped to 1. Ours is computed as the trainer does it, by the same functions.
+`llama` is LlamaForCausalLM of the same shape with its own loss (logits whole), all else as in ours;
+it begins with the weights of `learned`, so the two first losses must agree: a check, shown.
 
-Each arm runs in a process of its own, for at most --limit seconds; what did not run is "not measured", with the reason. Tokens
-a second: median over steps after the first, which warms up and compiles. MFU: FLOPs per token by `flops_per_token`, nothing
-counted twice, over --peak-tflops, or else over the rate of a large bfloat16 matmul in the same run. Real ids: windows of --dataset, or
-of the embedded text (a tokenizer of 3,072 entries), spread over the vocabulary, id * V div 3,072, so that frequencies stay.
+Each arm runs in a process of its own, for at most --limit seconds; what did not run is "not
+measured", with the reason. Tokens a second: median over steps after the first, which warms up and
+compiles. MFU: FLOPs per token by `flops_per_token`, nothing counted twice, over --peak-tflops, or
+else over the rate of a large bfloat16 matmul in the same run. Real ids: windows of --dataset, or of
+the embedded text (a tokenizer of 3,072 entries), spread over the vocabulary, id * V div 3,072, so
+that frequencies stay.
 """
 
 import argparse
@@ -54,8 +61,21 @@ from tokencodes.train.settings import read_study
 
 ARMS = ("learned", "binary", "gf2", "llama")
 HEADS = (*KERNELS, "whole logits")
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "context_length": 64}
-SHAPE = (*list(TINY)[:-1], "vocab_size", "max_position_embeddings", "rope_parameters", "rms_norm_eps", "initializer_range")
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "context_length": 64,
+}
+SHAPE = (
+    *list(TINY)[:-1],
+    "vocab_size",
+    "max_position_embeddings",
+    "rope_parameters",
+    "rms_norm_eps",
+    "initializer_range",
+)
 NOT_MEASURED = "not measured"
 SECONDS = 15.0  # of steps, at least two of them
 START = 12  # seconds below which a child is not worth starting
@@ -66,14 +86,22 @@ Rows = list[list[str]]
 def run_of(plan: Plan, arm: str) -> RunConfig:
     """The paper's recipe of one arm, at the shape that was asked for."""
     tiny = ["data.vocab_size=6144", *(f"model.{key}={value}" for key, value in TINY.items())]
-    return read_study("paper", tiny if plan["shape"] == "tiny" else [])[0].run("learned" if arm == "llama" else arm, 1)
+    return read_study("paper", tiny if plan["shape"] == "tiny" else [])[0].run(
+        "learned" if arm == "llama" else arm, 1
+    )
 
 
 def real_windows(plan: Plan, folder: Path, count: int) -> np.ndarray:
     """Ids int64[count, T + 1] of real text."""
     run = run_of(plan, "learned")
-    dataset = Dataset(Path(plan["dataset"])) if plan["dataset"] else open_dataset(read_study("nano", [])[0].data, folder, tell)
-    ids = read_windows(dataset.shards("train"), sampler_of(run, dataset), np.arange(count, dtype=np.int64))
+    dataset = (
+        Dataset(Path(plan["dataset"]))
+        if plan["dataset"]
+        else open_dataset(read_study("nano", [])[0].data, folder, tell)
+    )
+    ids = read_windows(
+        dataset.shards("train"), sampler_of(run, dataset), np.arange(count, dtype=np.int64)
+    )
     if dataset.vocab_size == run.data.vocab_size:
         return ids
     tell(f"ids of {dataset.vocab_size:,} entries, spread over {run.data.vocab_size:,}")
@@ -87,7 +115,9 @@ def tell(line: str) -> None:
 
 @torch.no_grad()
 def draw(model: nn.Module) -> None:
-    """The recipe's initial weights, drawn on the model's own device by parameter name: alike in every arm, and quick."""
+    """The recipe's initial weights, drawn on the model's own device by parameter name: alike in
+    every arm, and quick.
+    """
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             parameter.fill_(1.0)
@@ -108,11 +138,15 @@ def build(run: RunConfig, arm: str, device: torch.device) -> nn.Module:
 
 
 def loss_of(model: nn.Module, ids: Tensor, targets: Tensor, count: int) -> Tensor:
-    """A micro_batch's share of the mean loss; transformers' own by its labels, which are already shifted here."""
+    """A micro_batch's share of the mean loss; transformers' own by its labels, which are already
+    shifted here.
+    """
     if isinstance(model, TokenCodeForCausalLM):
         return model.loss(ids, targets, num_targets=count)
     labels = targets.contiguous()
-    return model(input_ids=ids, use_cache=False, labels=labels, shift_labels=labels, num_items_in_batch=count).loss
+    return model(
+        input_ids=ids, use_cache=False, labels=labels, shift_labels=labels, num_items_in_batch=count
+    ).loss
 
 
 class Arm:
@@ -120,7 +154,11 @@ class Arm:
 
     def __init__(self, plan: Plan, name: str, device: torch.device) -> None:
         self.run, self.world = run_of(plan, name), World(device=device)
-        precision = {"precision": "bf16-autocast", "activation_checkpoint_every": plan["recompute"], "compile": plan["compile"]}
+        precision = {
+            "precision": "bf16-autocast",
+            "activation_checkpoint_every": plan["recompute"],
+            "compile": plan["compile"],
+        }
         self.engine = EngineConfig(device=device.type, loss_kernel=plan["head"], **precision)
         self.model = build(self.run, name, device)
         place(self.model, self.engine, self.world)
@@ -136,11 +174,15 @@ class Arm:
                 loss = loss_of(self.model, *inputs_and_targets(part), count)
             loss.backward()
             losses.append(loss.detach())
-        total = total_norm(norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}))
+        total = total_norm(
+            norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
+        )
         clip(self.model, self.run.optimizer.max_grad_norm, total)
         value, norm = float(torch.stack(losses).sum()), float(total)
         if not np.isfinite([value, norm]).all():
-            raise RuntimeError(f"loss {value}, gradient norm {norm}: a step that is not finite is no measurement")
+            raise RuntimeError(
+                f"loss {value}, gradient norm {norm}: a step that is not finite is no measurement"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return value
@@ -164,12 +206,20 @@ def measure_arm(plan: Plan, name: str, device: torch.device) -> dict[str, Any]:
 def measure_steps(plan: Plan, arm: Arm, windows: Tensor, micro_batch: int) -> dict[str, Any]:
     """Steps of so many windows until time or number is up, after one that warms up."""
     device, size, times = arm.world.device, plan["windows"], []
-    first = arm.update(windows[:size], micro_batch)
+    first = arm.step(windows[:size], micro_batch)
     synchronize(device)
     while len(times) < plan["steps"] and (len(times) < 2 or sum(times) < SECONDS):
         start = (len(times) + 1) * size % len(windows)
-        # A step ends with all its kernels: its loss and norm are read back, and the optimizer is waited for.
-        times.append(seconds(lambda: (arm.update(windows[start : start + size], micro_batch), synchronize(device))))  # noqa: B023
+        # A step ends with all its kernels: its loss and norm are read back, and the optimizer is
+        # waited for.
+        times.append(
+            seconds(
+                lambda: (
+                    arm.step(windows[start : start + size], micro_batch),  # noqa: B023
+                    synchronize(device),
+                )
+            )
+        )
     return {
         "tokens_per_second": size * (windows.shape[1] - 1) / statistics.median(times),
         "seconds": times,
@@ -182,7 +232,9 @@ def measure_steps(plan: Plan, arm: Arm, windows: Tensor, micro_batch: int) -> di
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most that was allocated on the GPU; on a CPU this process's own peak of resident memory, libraries included."""
+    """The most that was allocated on the GPU; on a CPU this process's own peak of resident memory,
+    libraries included.
+    """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -201,15 +253,22 @@ def measure_peak(device: torch.device) -> dict[str, Any]:
     side = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     rate = 2 * side**3 / time_work(lambda: a @ b, device, 20)
-    return {"matmul_flops": rate, "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"}
+    return {
+        "matmul_flops": rate,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }
 
 
 def measure_heads(plan: Plan, device: torch.device, out: Path) -> None:
-    """Forward and backward of one micro_batch's head, by every kernel, under autocast; written kernel by kernel."""
+    """Forward and backward of one micro_batch's head, by every kernel, under autocast; written
+    kernel by kernel.
+    """
     run, found, on_gpu = run_of(plan, "learned"), {}, device.type == "cuda"
     tokens = torch.from_numpy(np.load(plan["ids"]))[: plan["micro_batch"], 1:].flatten().to(device)
     h = torch.randn(len(tokens), run.model.hidden_size, device=device, requires_grad=True)
-    head = (0.02 * torch.randn(run.data.vocab_size, run.model.hidden_size, device=device)).requires_grad_()
+    head = (
+        0.02 * torch.randn(run.data.vocab_size, run.model.hidden_size, device=device)
+    ).requires_grad_()
 
     def work(kernel: str) -> float:
         h.grad = head.grad = None
@@ -241,7 +300,9 @@ def child(what: str, plan: Plan, out: Path) -> None:
     if what == "heads":
         measure_heads(plan, device, out)
     else:
-        out.write_text(json.dumps(measure_peak(device) if what == "peak" else measure_arm(plan, what, device)))
+        out.write_text(
+            json.dumps(measure_peak(device) if what == "peak" else measure_arm(plan, what, device))
+        )
 
 
 def in_a_child(what: str, plan: Plan, folder: Path, limit: float) -> dict[str, Any]:
@@ -270,13 +331,18 @@ def measure_all(plan: Plan, asked: argparse.Namespace) -> dict[str, Any]:
         for what in ("peak", *ARMS, "heads"):
             tell(f"{time.perf_counter() - began:4.0f} s  {what}")
             left = asked.total - (time.perf_counter() - began)
-            (found["arms"] if what in ARMS else found)[what] = in_a_child(what, plan, folder, min(asked.limit, left))
+            (found["arms"] if what in ARMS else found)[what] = in_a_child(
+                what, plan, folder, min(asked.limit, left)
+            )
     return {**found, "seconds": time.perf_counter() - began}
 
 
 def table(columns: list[str], rows: Rows) -> str:
     """A Markdown table."""
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [columns, ["---", *["---:"] * (len(columns) - 1)], *rows])
+    return "\n".join(
+        "| " + " | ".join(cells) + " |"
+        for cells in [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    )
 
 
 def page(found: dict[str, Any]) -> str:
@@ -297,29 +363,50 @@ def page(found: dict[str, Any]) -> str:
         return [*cells, "" if fits else f"a micro batch of {plan['micro_batch']} did not fit"]
 
     def head(told: dict[str, Any]) -> list[str]:
-        extra = NOT_MEASURED if told["extra_bytes"] is None else f"{told['extra_bytes'] / 2**30:.2f}"
+        extra = (
+            NOT_MEASURED if told["extra_bytes"] is None else f"{told['extra_bytes'] / 2**30:.2f}"
+        )
         return [f"{told['milliseconds']:.1f}", extra, f"{told['loss']:.5f}", ""]
 
-    def rows(names: tuple[str, ...], told: dict[str, Any], key: str, cells: Callable[..., list[str]], count: int) -> Rows:
+    def rows(
+        names: tuple[str, ...],
+        told: dict[str, Any],
+        key: str,
+        cells: Callable[..., list[str]],
+        count: int,
+    ) -> Rows:
         of = {name: told.get(name, {}) for name in names}
         why = {name: one.get("reason") or told.get("reason") or "" for name, one in of.items()}
-        return [[name, *(cells(one) if key in one else [*[NOT_MEASURED] * count, why[name]])] for name, one in of.items()]
+        return [
+            [name, *(cells(one) if key in one else [*[NOT_MEASURED] * count, why[name]])]
+            for name, one in of.items()
+        ]
 
     arms = rows(ARMS, found["arms"], "tokens_per_second", arm, 5)
     heads = rows(HEADS, found.get("heads", {}), "milliseconds", head, 3)
-    rate = f"{flops / 1e12:.3g} TFLOP/s ({'given' if plan['peak'] else 'bfloat16 matmul'})" if flops else NOT_MEASURED
+    rate = (
+        f"{flops / 1e12:.3g} TFLOP/s ({'given' if plan['peak'] else 'bfloat16 matmul'})"
+        if flops
+        else NOT_MEASURED
+    )
     said = (
-        f"Shape {plan['shape']}; device {peak.get('device', NOT_MEASURED)}; torch {torch.__version__}; peak {rate}; "
-        f"{plan['windows']} windows a step; recompute {plan['recompute']}; compile {plan['compile']}; head {plan['head']}."
+        f"Shape {plan['shape']}; device {peak.get('device', NOT_MEASURED)}; torch"
+        f" {torch.__version__}; peak {rate}; {plan['windows']} windows a step; recompute"
+        f" {plan['recompute']}; compile {plan['compile']}; head {plan['head']}."
     )
     columns = ["arm", "tokens/s", "MFU", "peak memory, GiB", "micro_batch", "first loss", "note"]
     kernels = ["head kernel", "ms", "memory above its inputs, GiB", "loss", "note"]
-    title = "# The three arms on one GPU\n\nMade by `bench/gpu.py --markdown FILE`, whose head says what is measured."
+    title = (
+        "# The three arms on one GPU\n\nMade by `bench/gpu.py --markdown FILE`, whose head says"
+        " what is measured."
+    )
     return f"{title}\n\n{said}\n\n{table(columns, arms)}\n\n{table(kernels, heads)}\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     option = parser.add_argument
     option("--device", choices=["cuda", "cpu"], default="cuda")
     option("--shape", choices=["paper", "tiny"], default="paper")
@@ -329,16 +416,25 @@ def main() -> None:
     option("--compile", action="store_true", help="torch.compile, a block at a time")
     option("--head", default="auto", choices=["auto", *KERNELS])
     option("--micro_batch", type=int, default=8, help="windows")
-    option("--windows", type=int, default=64, help="of a step: 8 x 8 are one GPU's share in the paper")
+    option(
+        "--windows", type=int, default=64, help="of a step: 8 x 8 are one GPU's share in the paper"
+    )
     option("--steps", type=int, default=5, help="at most, after the first")
     option("--limit", type=float, default=90, help="seconds for each arm")
     option("--total", type=float, default=460, help="seconds in all")
     option("--out", type=Path, help="JSON")
     option("--markdown", type=Path)
     asked = parser.parse_args()
-    plan: Plan = {name: value for name, value in vars(asked).items() if name not in ("limit", "total", "out", "markdown")}
+    plan: Plan = {
+        name: value
+        for name, value in vars(asked).items()
+        if name not in ("limit", "total", "out", "markdown")
+    }
     if asked.device == "cuda" and not torch.cuda.is_available():
-        tell("PyTorch sees no GPU here, so nothing is measured; --device cpu --shape tiny tries the code")
+        tell(
+            "PyTorch sees no GPU here, so nothing is measured; --device cpu --shape tiny tries the"
+            " code"
+        )
         found: dict[str, Any] = {"plan": plan, "arms": {}}
     else:
         found = measure_all(plan, asked)

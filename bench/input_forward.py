@@ -30,7 +30,8 @@ def main() -> None:
     runs = parser.parse_args().runs
     ids = torch.randint(0, VOCAB, (BATCH, CONTEXT), generator=torch.Generator().manual_seed(0))
     print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratio = interface / nn.Embedding, paired, {runs} pairs"
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratio = interface /"
+        f" nn.Embedding, paired, {runs} pairs"
     )
     print(f"{'dtype':10} {'interface':28} {'ms':>8} {'Embedding ms':>13} {'ratio':>7}  range")
     with torch.no_grad():
@@ -40,11 +41,13 @@ def main() -> None:
                 code = build_interface(InterfaceSpec.parse(spec), VOCAB, WIDTH).to(dtype)
                 found = paired(lambda: code(ids), lambda: table(ids), runs)  # noqa: B023 (used at once)
                 print(
-                    f"{str(dtype)[6:]:10} {spec:28} {1e3 * found.a:8.1f} {1e3 * found.b:13.1f} {found.ratio:7.3f}  "
-                    f"{found.low:.3f} to {found.high:.3f}",
+                    f"{str(dtype)[6:]:10} {spec:28} {1e3 * found.a:8.1f} {1e3 * found.b:13.1f}"
+                    f" {found.ratio:7.3f}  {found.low:.3f} to {found.high:.3f}",
                     flush=True,
                 )
-    print(f"peak resident memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB")
+    print(
+        f"peak resident memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB"
+    )
 
 
 if __name__ == "__main__":

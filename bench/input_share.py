@@ -1,9 +1,11 @@
-"""What the input costs in a training step: forward, backward, clipping, optimizer, learned against fixed, in milliseconds.
+"""What the input costs in a training step: forward, backward, clipping, optimizer, learned against
+fixed, in milliseconds.
 
     python bench/input_share.py [--preset quickstart] [--runs 9] [--set model.hidden_size=256 ...]
 
-The whole step is timed as the trainer does it. The parts of the input are timed on tensors of its own shapes: looking up (and,
-for a learned table, adding up its gradient), its share of the gradient norm and scaling, its AdamW step.
+The whole step is timed as the trainer does it. The parts of the input are timed on tensors of its
+own shapes: looking up (and, for a learned table, adding up its gradient), its share of the gradient
+norm and scaling, its AdamW step.
 """
 
 import argparse
@@ -42,7 +44,9 @@ def parts(model, config, ids: torch.Tensor, runs: int) -> dict[str, float]:
         out.backward(upstream, retain_graph=True)
 
     found["backward"] = median_ms(backward, runs)
-    found["clipping"] = median_ms(lambda: torch.nn.utils.clip_grad_norm_(table, config.max_grad_norm), runs)
+    found["clipping"] = median_ms(
+        lambda: torch.nn.utils.clip_grad_norm_(table, config.max_grad_norm), runs
+    )
     optimizer = torch.optim.AdamW(table, lr=1e-6, fused=True)
     found["optimizer"] = median_ms(optimizer.step, runs)
     return found
@@ -82,7 +86,9 @@ def main() -> None:
         found = parts(model, run.optimizer, ids[:, :-1], told.runs)
         whole = step_ms(model, run.optimizer, ids[:, :-1], ids[:, 1:], told.runs)
         cells = " ".join(f"{found[key]:{9 if key != 'optimizer' else 10}.2f}" for key in found)
-        print(f"{arm:10} {whole:9.1f} {cells} {100 * sum(found.values()) / whole:11.1f} %", flush=True)
+        print(
+            f"{arm:10} {whole:9.1f} {cells} {100 * sum(found.values()) / whole:11.1f} %", flush=True
+        )
 
 
 if __name__ == "__main__":

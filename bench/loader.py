@@ -2,8 +2,9 @@
 
     python bench/loader.py --corpora FOLDER --tokenizer FILE [--documents 10000000] [--runs 7]
 
-Shards are written with real ids: the paragraphs of the corpora as documents, over and over, with the whole documents among
-them, so that the largest offset table has the asked number of documents. Everything is read from the page cache.
+Shards are written with real ids: the paragraphs of the corpora as documents, over and over, with
+the whole documents among them, so that the largest offset table has the asked number of documents.
+Everything is read from the page cache.
 """
 
 import argparse
@@ -49,7 +50,11 @@ def write(folder: Path, size: int, paragraphs: list[np.ndarray], whole: list[np.
     writer = ShardWriter(folder, "train", np.uint16)
     for number in range(size):
         every, place = divmod(number, WHOLE_EVERY)
-        writer.add(whole[every % len(whole)] if place == 0 else paragraphs[number % len(paragraphs)], f"d{number}", "bench")
+        writer.add(
+            whole[every % len(whole)] if place == 0 else paragraphs[number % len(paragraphs)],
+            f"d{number}",
+            "bench",
+        )
     return Shard(folder, writer.close())
 
 
@@ -106,11 +111,17 @@ def main() -> None:
     asked = parser.parse_args()
     paragraphs, whole = pieces(asked.corpora, TokenizerFile(asked.tokenizer))
     with tempfile.TemporaryDirectory() as folder:
-        shards = {size: write(Path(folder) / str(size), size, paragraphs, whole) for size in (1000, 100_000, asked.documents)}
+        shards = {
+            size: write(Path(folder) / str(size), size, paragraphs, whole)
+            for size in (1000, 100_000, asked.documents)
+        }
         del paragraphs, whole
         large = shards[asked.documents]
         size = (large.path / "tokens.npy").stat().st_size
-        print(f"largest shard: {asked.documents:,} documents, {large.tokens:,} tokens, {size / 1e9:.2f} GB")
+        print(
+            f"largest shard: {asked.documents:,} documents, {large.tokens:,} tokens,"
+            f" {size / 1e9:.2f} GB"
+        )
         told = [sys.executable, "-c", FIRST, str(large.path), _entry(large).model_dump_json()]
         first = float(subprocess.run(told, capture_output=True, check=True).stdout)
         print(f"its first window, seconds after the imports: {first:.3f}")
@@ -121,7 +132,10 @@ def main() -> None:
             for documents_, shard in shards.items():
                 sampler = samplers(shard)[kind]
                 for first in (0, 10**12):
-                    cells.append(f"{documents_:.0e} x {first:.0e}: {microseconds(sampler.draw, asked.runs, first):.2f}")
+                    cells.append(
+                        f"{documents_:.0e} x {first:.0e}:"
+                        f" {microseconds(sampler.draw, asked.runs, first):.2f}"
+                    )
             print(f"  {kind:14} {'   '.join(cells)}")
         middle = shards[100_000]
         for name, shard in (("1e5 documents", middle), ("largest", large)):
@@ -130,14 +144,26 @@ def main() -> None:
             for step in range(2 * 8192 // STEP):
                 read_windows([fresh], sampler, np.arange(step * STEP, (step + 1) * STEP))
             rate = 2 * 8192 * CONTEXT / (time.perf_counter() - began) / 1e6
-            warm = CONTEXT / microseconds(lambda indices: read_windows([fresh], sampler, indices), asked.runs, 0)  # noqa: B023
-            print(f"{name}: first visit of two streams, checksums included {rate:.1f} M tokens/s; later {warm:.1f}")
-        loader = Loader([middle], PaperSampler([middle], CONTEXT, 1, 2, 8192), STEP, lambda ids: ids)
+            warm = CONTEXT / microseconds(
+                lambda indices: read_windows([fresh], sampler, indices),  # noqa: B023
+                asked.runs,
+                0,
+            )
+            print(
+                f"{name}: first visit of two streams, checksums included {rate:.1f} M tokens/s;"
+                f" later {warm:.1f}"
+            )
+        loader = Loader(
+            [middle], PaperSampler([middle], CONTEXT, 1, 2, 8192), STEP, lambda ids: ids
+        )
         for step in range(300):
             if step == 20:
                 began = time.perf_counter()
             _ = loader[step]
-        print(f"loader with its thread: {280 * STEP * CONTEXT / (time.perf_counter() - began) / 1e6:.1f} M tokens/s")
+        print(
+            "loader with its thread:"
+            f" {280 * STEP * CONTEXT / (time.perf_counter() - began) / 1e6:.1f} M tokens/s"
+        )
         loader.close()
         print(f"anonymous memory: {anonymous() - before:,.0f} MB more than before the samplers")
 

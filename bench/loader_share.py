@@ -25,13 +25,18 @@ def main() -> None:
     study, _ = read_study(asked.preset, [])
     with tempfile.TemporaryDirectory() as folder:
         run = study.run("gf2", 1)
-        trainer = Trainer(run, open_dataset(run.data, Path(folder), print), Path(folder) / "run", Silent())
+        trainer = Trainer(
+            run, open_dataset(run.data, Path(folder), print), Path(folder) / "run", Silent()
+        )
         loader = trainer.loader()
         steps = [seconds(lambda: trainer.train_step(loader)) for _ in range(asked.steps)][2:]
         loader.close()
         reads = [seconds(lambda: trainer.window_ids(step)) for step in range(1000, 1200)]  # noqa: B023
     step, read = statistics.median(steps), statistics.median(reads)
-    print(f"{asked.preset}: step {1000 * step:.1f} ms, its windows {1000 * read:.3f} ms: {read / step:.3%}")
+    print(
+        f"{asked.preset}: step {1000 * step:.1f} ms, its windows {1000 * read:.3f} ms:"
+        f" {read / step:.3%}"
+    )
 
 
 if __name__ == "__main__":

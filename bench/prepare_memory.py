@@ -1,6 +1,7 @@
 """Peak memory of `tokencodes prepare` with one large input file.
 
-    python bench/prepare_memory.py --corpora FOLDER --tokenizer FILE [--gigabytes 2] [--kind jsonl | parquet]
+    python bench/prepare_memory.py --corpora FOLDER --tokenizer FILE [--gigabytes 2] [--kind jsonl |
+    parquet]
 
 The Parquet file has one row group, the worst case for a reader.
 """
@@ -43,11 +44,13 @@ def main() -> None:
             (place / "in").mkdir()
             write_parquet(texts, place / "in" / "part.parquet", repeat)
         (file,) = (place / "in").iterdir()
-        seconds, peak = measure(ours(place / "in", place / "out", asked.tokenizer, 1), place / "out")
+        seconds, peak = measure(
+            ours(place / "in", place / "out", asked.tokenizer, 1), place / "out"
+        )
         text = repeat * sum(len(one.encode()) for one in texts)
         print(
-            f"{file.name}: {file.stat().st_size / 1e9:.2f} GB, {text / 1e9:.2f} GB of text, {seconds:.0f} s "
-            f"({text / seconds / 1e6:.0f} MB/s), peak RSS {peak:,.0f} MB"
+            f"{file.name}: {file.stat().st_size / 1e9:.2f} GB, {text / 1e9:.2f} GB of text,"
+            f" {seconds:.0f} s ({text / seconds / 1e6:.0f} MB/s), peak RSS {peak:,.0f} MB"
         )
 
 

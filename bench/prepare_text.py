@@ -1,12 +1,15 @@
-"""`tokencodes prepare` against datatrove's DocumentTokenizer: whole commands, in turn, on the same text and cores.
+"""`tokencodes prepare` against datatrove's DocumentTokenizer: whole commands, in turn, on the same
+text and cores.
 
     python bench/prepare_text.py --corpora FOLDER --tokenizer FILE [--runs 5] [--peer PYTHON]
 
-PYTHON is the interpreter of an environment with datatrove, orjson and the same tokenizers, if it is not this one.
+PYTHON is the interpreter of an environment with datatrove, orjson and the same tokenizers, if it is
+not this one.
 
-Start-up is in both. datatrove runs as it is fastest here: two tasks of one thread, or one task with the library's own threads,
-whichever took less. Ids are compared document by document. Then the same for one worker against two, on the text repeated
-(`--repeat`), so that start-up weighs less; and the peak memory of each.
+Start-up is in both. datatrove runs as it is fastest here: two tasks of one thread, or one task with
+the library's own threads, whichever took less. Ids are compared document by document. Then the same
+for one worker against two, on the text repeated (`--repeat`), so that start-up weighs less; and the
+peak memory of each.
 """
 
 import argparse
@@ -33,19 +36,25 @@ if __name__ == "__main__":
     source, out, tokenizer, tasks = sys.argv[1:]
     steps = [
         JsonlReader(source),
-        DocumentTokenizer(out, tokenizer, eos_token="<|endoftext|>", batch_size=1000, shuffle_documents=False),
+        DocumentTokenizer(out, tokenizer, eos_token="<|endoftext|>", batch_size=1000,
+                          shuffle_documents=False),
     ]
-    LocalPipelineExecutor(steps, tasks=int(tasks), workers=int(tasks), logging_dir=out + "-logs").run()
+    count = int(tasks)
+    LocalPipelineExecutor(steps, tasks=count, workers=count, logging_dir=out + "-logs").run()
 """
 
 
 def measure(command: list[str], out: Path, threads: bool = True) -> tuple[float, float]:
-    """Seconds and peak RSS (MB, of the largest process) of one run of a command into a fresh folder."""
+    """Seconds and peak RSS (MB, of the largest process) of one run of a command into a fresh
+    folder.
+    """
     for path in (out, out.with_name(f"{out.name}-logs")):
         shutil.rmtree(path, ignore_errors=True)
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true" if threads else "false"}
     began = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         sys.exit(f"failed: {command}")
@@ -54,7 +63,16 @@ def measure(command: list[str], out: Path, threads: bool = True) -> tuple[float,
 
 def ours(source: Path, out: Path, tokenizer: Path, workers: int) -> list[str]:
     """Our command."""
-    told = ["prepare", str(source), "--tokenizer", str(tokenizer), "--out", str(out), "--workers", str(workers)]
+    told = [
+        "prepare",
+        str(source),
+        "--tokenizer",
+        str(tokenizer),
+        "--out",
+        str(out),
+        "--workers",
+        str(workers),
+    ]
     return [sys.executable, "-c", "from tokencodes_command import main; main()", *told]
 
 
@@ -65,9 +83,13 @@ def same_ids(dataset: Path, peer: Path) -> int:
     for number, source in enumerate(sorted(entry.name for entry in found.manifest.sources)):
         tokens = np.fromfile(peer / f"{number:05d}_unshuffled.ds", dtype="<u2")
         ends = np.fromfile(peer / f"{number:05d}_unshuffled.ds.index", dtype="<u8").astype(np.int64)
-        theirs = {bytes(tokens[a:b].tobytes()) for a, b in zip(np.append(0, ends[:-1]), ends, strict=True)}
+        theirs = {
+            bytes(tokens[a:b].tobytes()) for a, b in zip(np.append(0, ends[:-1]), ends, strict=True)
+        }
         mine = [s for s in found.own_shards if s.path.parent.name == source]
-        different += sum(ids.astype("<u2").tobytes() not in theirs for shard in mine for ids in shard.ids())
+        different += sum(
+            ids.astype("<u2").tobytes() not in theirs for shard in mine for ids in shard.ids()
+        )
         different += len(ends) - sum(shard.documents for shard in mine)
     return different
 
@@ -86,35 +108,66 @@ def main() -> None:
         place = Path(folder)
         size = write_parts(texts, place / "once", 2)
         (place / "peer.py").write_text(PEER)
-        peer = [asked.peer, str(place / "peer.py"), str(place / "once"), str(place / "theirs"), str(asked.tokenizer)]
-        times: dict[str, list[tuple[float, float]]] = {"ours": [], "datatrove 2 tasks": [], "datatrove 1 task": []}
+        peer = [
+            asked.peer,
+            str(place / "peer.py"),
+            str(place / "once"),
+            str(place / "theirs"),
+            str(asked.tokenizer),
+        ]
+        times: dict[str, list[tuple[float, float]]] = {
+            "ours": [],
+            "datatrove 2 tasks": [],
+            "datatrove 1 task": [],
+        }
         for _ in range(asked.runs):
             command = ours(place / "once", place / "ours", asked.tokenizer, 2)
             times["ours"].append(measure(command, place / "ours"))
             times["datatrove 1 task"].append(measure([*peer, "1"], place / "theirs"))
-            times["datatrove 2 tasks"].append(measure([*peer, "2"], place / "theirs", threads=False))
+            times["datatrove 2 tasks"].append(
+                measure([*peer, "2"], place / "theirs", threads=False)
+            )
         tokens = sum(shard.tokens for shard in Dataset(place / "ours").own_shards)
-        print(f"{len(texts):,} documents, {size / 1e6:.1f} MB of text, {tokens:,} tokens, {asked.runs} runs")
-        print(f"documents whose ids differ from datatrove's: {same_ids(place / 'ours', place / 'theirs')}")
-        best = min(("datatrove 1 task", "datatrove 2 tasks"), key=lambda name: statistics.median(s for s, _ in times[name]))
+        print(
+            f"{len(texts):,} documents, {size / 1e6:.1f} MB of text, {tokens:,} tokens,"
+            f" {asked.runs} runs"
+        )
+        print(
+            "documents whose ids differ from datatrove's:"
+            f" {same_ids(place / 'ours', place / 'theirs')}"
+        )
+        best = min(
+            ("datatrove 1 task", "datatrove 2 tasks"),
+            key=lambda name: statistics.median(s for s, _ in times[name]),
+        )
         for name, runs in times.items():
             seconds = statistics.median(second for second, _ in runs)
             peak = max(megabytes for _, megabytes in runs)
-            print(f"{name:20} {seconds:7.2f} s {tokens / seconds / 1e6:7.2f} M tokens/s   peak {peak:,.0f} MB")
+            print(
+                f"{name:20} {seconds:7.2f} s {tokens / seconds / 1e6:7.2f} M tokens/s   peak"
+                f" {peak:,.0f} MB"
+            )
         ratios = sorted(b / a for (a, _), (b, _) in zip(times["ours"], times[best], strict=True))
-        print(f"ours / {best}: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        print(
+            f"ours / {best}: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
         shutil.rmtree(place / "once")
         write_parts(texts, place / "many", 4, asked.repeat)
         pairs = []
         for _ in range(asked.runs):
-            one, _ = measure(ours(place / "many", place / "ours", asked.tokenizer, 1), place / "ours")
-            two, _ = measure(ours(place / "many", place / "ours", asked.tokenizer, 2), place / "ours")
+            one, _ = measure(
+                ours(place / "many", place / "ours", asked.tokenizer, 1), place / "ours"
+            )
+            two, _ = measure(
+                ours(place / "many", place / "ours", asked.tokenizer, 2), place / "ours"
+            )
             pairs.append((one, two))
         gains = sorted(one / two for one, two in pairs)
         print(
-            f"text {asked.repeat} times over, one worker {statistics.median(one for one, _ in pairs):.1f} s, two "
-            f"{statistics.median(two for _, two in pairs):.1f} s: {statistics.median(gains):.2f} times as fast "
-            f"({gains[0]:.2f} to {gains[-1]:.2f})"
+            f"text {asked.repeat} times over, one worker"
+            f" {statistics.median(one for one, _ in pairs):.1f} s, two"
+            f" {statistics.median(two for _, two in pairs):.1f} s: {statistics.median(gains):.2f}"
+            f" times as fast ({gains[0]:.2f} to {gains[-1]:.2f})"
         )
 
 

@@ -1,13 +1,17 @@
-"""How the cost of a token grows with V, T and d, one at a time, against the FLOPs that `account` counts.
+"""How the cost of a token grows with V, T and d, one at a time, against the FLOPs that `account`
+counts.
 
-    OMP_WAIT_POLICY=PASSIVE python bench/scaling.py --out docs/scaling [--dataset FOLDER ...] [--quick]
+    OMP_WAIT_POLICY=PASSIVE python bench/scaling.py --out docs/scaling [--dataset FOLDER ...]
+    [--quick]
 
-From `nano`'s shape (V 3,072, T 256, d 192, 4 blocks, heads of 64, SwiGLU of 8/3 d) one axis is moved at a time; a step has
-2,048 tokens in all of them and is the trainer's (loss, backward, norm and clip, fused AdamW), on the `binary` arm. Sizes of an
-axis take turns. Ids are those of prepared text, folded or spread into each vocabulary (see `timing.RealIds`).
+From `nano`'s shape (V 3,072, T 256, d 192, 4 blocks, heads of 64, SwiGLU of 8/3 d) one axis is
+moved at a time; a step has 2,048 tokens in all of them and is the trainer's (loss, backward, norm
+and clip, fused AdamW), on the `binary` arm. Sizes of an axis take turns. Ids are those of prepared
+text, folded or spread into each vocabulary (see `timing.RealIds`).
 
-The slope between two neighbours is d log(seconds a token) / d log(size). Theory is the same slope of the FLOPs; a measured
-slope above it is work that FLOPs do not count (memory, small matrices), one below it is cost that did not grow (overhead).
+The slope between two neighbours is d log(seconds a token) / d log(size). Theory is the same slope
+of the FLOPs; a measured slope above it is work that FLOPs do not count (memory, small matrices),
+one below it is cost that did not grow (overhead).
 """
 
 import argparse
@@ -39,7 +43,8 @@ NAMES = {"V": "vocabulary V", "T": "context T", "d": "width d"}
 
 @dataclass(frozen=True)
 class Point:
-    """One size of one axis. Seconds a token: median, least, largest; FLOPs per token by `account`."""
+    """One size of one axis. Seconds a token: median, least, largest;
+    FLOPs per token by `account`."""
 
     axis: str
     size: int
@@ -68,13 +73,29 @@ def measure(axis: str, sizes: tuple[int, ...], ids: RealIds, rounds: int) -> lis
     works = {}
     for size in sizes:
         run = run_of(axis, size)
-        step, windows = Step(run), ids.windows(run.data.vocab_size, TOKENS, run.model.context_length)
+        step, windows = (
+            Step(run),
+            ids.windows(run.data.vocab_size, TOKENS, run.model.context_length),
+        )
         works[str(size)] = lambda step=step, windows=windows: step(windows)
     found = []
     for size, times in in_turn(works, rounds).items():
         median, low, high = (one / TOKENS for one in spread(times))
-        found.append(Point(axis, int(size), median, low, high, account_run(run_of(axis, int(size))).flops_per_token))
-        print(f"{axis} {int(size):6,}: {1 / median:9,.0f} tokens/s, {found[-1].flops / median / 1e9:6.1f} GFLOP/s", flush=True)
+        found.append(
+            Point(
+                axis,
+                int(size),
+                median,
+                low,
+                high,
+                account_run(run_of(axis, int(size))).flops_per_token,
+            )
+        )
+        print(
+            f"{axis} {int(size):6,}: {1 / median:9,.0f} tokens/s,"
+            f" {found[-1].flops / median / 1e9:6.1f} GFLOP/s",
+            flush=True,
+        )
     return found
 
 
@@ -85,7 +106,11 @@ def slope(first: Point, second: Point, key: str) -> float:
 
 def fitted(points: list[Point], key: str) -> float:
     """Least-squares slope of one axis, all points."""
-    return float(np.polyfit(np.log([p.size for p in points]), np.log([getattr(p, key) for p in points]), 1)[0])
+    return float(
+        np.polyfit(np.log([p.size for p in points]), np.log([getattr(p, key) for p in points]), 1)[
+            0
+        ]
+    )
 
 
 def lines(axes: dict[str, list[Point]], peak: float) -> list[list[str]]:
@@ -93,7 +118,9 @@ def lines(axes: dict[str, list[Point]], peak: float) -> list[list[str]]:
     found = []
     for axis, points in axes.items():
         for before, point in zip([None, *points[:-1]], points, strict=True):
-            slopes = [f"{slope(before, point, key):.2f}" if before else "" for key in ("seconds", "flops")]
+            slopes = [
+                f"{slope(before, point, key):.2f}" if before else "" for key in ("seconds", "flops")
+            ]
             speed = f"{1 / point.seconds:,.0f} ({1 / point.high:,.0f} to {1 / point.low:,.0f})"
             share = f"{point.flops / point.seconds / peak:.0%}"
             costs = f"{1e6 * point.seconds:,.0f}", f"{point.flops / 1e6:,.1f}"
@@ -110,7 +137,10 @@ def plot(axes: dict[str, list[Point]]) -> Figure:
         places = figure.subplots(len(axes), 1)
     for index, (place, (axis, points)) in enumerate(zip(places, axes.items(), strict=True)):
         sizes, micro = [p.size for p in points], [1e6 * p.seconds for p in points]
-        around = [[1e6 * (p.seconds - p.low) for p in points], [1e6 * (p.high - p.seconds) for p in points]]
+        around = [
+            [1e6 * (p.seconds - p.low) for p in points],
+            [1e6 * (p.high - p.seconds) for p in points],
+        ]
         theory = [micro[-1] * p.flops / points[-1].flops for p in points]
         look = {"color": COLOURS[index + 1], "marker": MARKERS[index], "markersize": 6}
         told = f"measured, slope {fitted(points, 'seconds'):.2f}"
@@ -120,10 +150,15 @@ def plot(axes: dict[str, list[Point]]) -> Figure:
         place.set(xscale="log", yscale="log", xlabel=NAMES[axis], ylabel="microseconds\nper token")
         place.set_xticks(sizes, [f"{size:,}" for size in sizes])
         place.tick_params(axis="x", labelsize=10)
-        low, high = min(*theory, *(1e6 * p.low for p in points)) / 1.2, max(1e6 * p.high for p in points)
+        low, high = (
+            min(*theory, *(1e6 * p.low for p in points)) / 1.2,
+            max(1e6 * p.high for p in points),
+        )
         high = max(1.8 * high, 3 * low)  # room for the legend
         steps = (1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 6, 8)
-        ticks = [tick for tick in (one * 10**e for e in range(5) for one in steps) if low <= tick <= high]
+        ticks = [
+            tick for tick in (one * 10**e for e in range(5) for one in steps) if low <= tick <= high
+        ]
         place.set_ylim(low, high)
         place.set_yticks(ticks, [f"{tick:,.0f}" for tick in ticks])
         place.margins(x=0.07)
@@ -139,8 +174,15 @@ def write(out: Path, axes: dict[str, list[Point]], rates: Rates) -> None:
     with (out / "scaling.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["axis", "size", "seconds_per_token", "low", "high", "flops_per_token"])
-        writer.writerows([p.axis, p.size, p.seconds, p.low, p.high, p.flops] for points in axes.values() for p in points)
-    head = "size|tokens/s|microseconds a token|MFLOP a token|share of the matmul rate|slope of time|slope of FLOPs"
+        writer.writerows(
+            [p.axis, p.size, p.seconds, p.low, p.high, p.flops]
+            for points in axes.values()
+            for p in points
+        )
+    head = (
+        "size|tokens/s|microseconds a token|MFLOP a token|share of the matmul rate|slope of"
+        " time|slope of FLOPs"
+    )
     told = f"""# How the cost of a token grows
 
 Made by `bench/scaling.py`, whose head says what was measured.
@@ -151,14 +193,16 @@ Made by `bench/scaling.py`, whose head says what was measured.
 
 Medians, in brackets least and largest; slopes are to the row above. The dashed curve has the rate of the largest size.
 
-{markdown(head, lines(axes, rates.matmul))}"""
+{markdown(head, lines(axes, rates.matmul))}"""  # noqa: E501
     (out / "scaling.md").write_text(told, encoding="utf-8")
     plot(axes).savefig(out / "scaling.png", dpi=160)
 
 
 def main() -> None:
     """Measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dataset", type=Path, nargs="*", default=[])
     parser.add_argument("--rounds", type=int, default=9)
@@ -167,7 +211,10 @@ def main() -> None:
     rounds = 2 if asked.quick else asked.rounds
     with tempfile.TemporaryDirectory() as folder:
         ids, rates = RealIds(asked.dataset, Path(folder)), measure_rates(5 if asked.quick else 21)
-        axes = {axis: measure(axis, sizes, ids, rounds) for axis, sizes in (SHORT if asked.quick else AXES).items()}
+        axes = {
+            axis: measure(axis, sizes, ids, rounds)
+            for axis, sizes in (SHORT if asked.quick else AXES).items()
+        }
     write(asked.out, axes, rates)
 
 

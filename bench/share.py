@@ -1,11 +1,14 @@
-"""What share of the machine training uses: FLOPs a second of real steps over those of a 2,048^3 float32 matmul, in turn.
+"""What share of the machine training uses: FLOPs a second of real steps over those of a 2,048^3
+float32 matmul, in turn.
 
-    OMP_WAIT_POLICY=PASSIVE python bench/share.py [--preset nano small] [--dataset FOLDER ...] [--rounds 21] [--quick]
+    OMP_WAIT_POLICY=PASSIVE python bench/share.py [--preset nano small] [--dataset FOLDER ...]
+    [--rounds 21] [--quick]
 
-Steps are `Trainer.train_step` on prepared text: the embedded text for nano; small needs a --dataset of its vocabulary. FLOPs are
-those of `account`, recomputation and everything that is no matmul left out. Each round is: matmuls, some steps, matmuls; the
-round's share is against the mean rate of the matmuls around it. Beside it stands the share that the products of a step
-reach when nothing else is done. OMP_WAIT_POLICY=PASSIVE is what the installed command sets.
+Steps are `Trainer.train_step` on prepared text: the embedded text for nano; small needs a --dataset
+of its vocabulary. FLOPs are those of `account`, recomputation and everything that is no matmul left
+out. Each round is: matmuls, some steps, matmuls; the round's share is against the mean rate of the
+matmuls around it. Beside it stands the share that the products of a step reach when nothing else is
+done. OMP_WAIT_POLICY=PASSIVE is what the installed command sets.
 """
 
 import argparse
@@ -34,8 +37,9 @@ MATMULS = 5  # on either side of them
 
 
 def products(run: RunConfig) -> tuple[Callable[[], None], int]:
-    """The matrix products of one step and nothing else, forward and backward, each laid out as training has it and into
-    memory that is there already; and their FLOPs."""
+    """The matrix products of one step and nothing else, forward and backward, each laid out as
+    training has it and into memory that is there already; and their FLOPs.
+    """
     shape, tokens = run.model, run.batch.micro_batch_size * run.model.context_length
     d, f, vocab = shape.hidden_size, shape.intermediate_size, run.data.vocab_size
     layers = [(tokens, d, d)] * 4 + [(tokens, d, f)] * 2 + [(tokens, f, d)]
@@ -45,9 +49,15 @@ def products(run: RunConfig) -> tuple[Callable[[], None], int]:
     for one in {*layers, *head}:
         n, k, m = one
         x_NK, w_MK = torch.randn(n, k), torch.randn(m, k)
-        y_NM, y = (torch.randn(m, n).T, torch.empty(m, n).T) if one in head else (torch.randn(n, m), torch.empty(n, m))
+        y_NM, y = (
+            (torch.randn(m, n).T, torch.empty(m, n).T)
+            if one in head
+            else (torch.randn(n, m), torch.empty(n, m))
+        )
         ready[one] = x_NK, w_MK, y_NM, y, torch.empty(n, k), torch.empty(m, k)
-    shapes = (layers * shape.num_hidden_layers + head) * (run.batch.global_batch_size // run.batch.micro_batch_size)
+    shapes = (layers * shape.num_hidden_layers + head) * (
+        run.batch.global_batch_size // run.batch.micro_batch_size
+    )
 
     def work() -> None:
         for one in shapes:
@@ -68,29 +78,37 @@ def share_of(run: RunConfig, arm: str, rounds: int, folder: Path) -> None:
     flops = facts.flops_per_token * run.tokens_per_step
     once = [seconds(lambda: trainer.train_step(loader)) for _ in range(5)][-1]
     steps = max(1, round(ROUND / once))
-    bare, times, peaks = [], [], [statistics.mean(seconds(work) for _ in range(MATMULS)) for _ in range(2)][1:]
+    bare, times, peaks = (
+        [],
+        [],
+        [statistics.mean(seconds(work) for _ in range(MATMULS)) for _ in range(2)][1:],
+    )
     for _ in range(rounds):
         times.append(seconds(lambda: [trainer.train_step(loader) for _ in range(steps)]) / steps)
         peaks.append(statistics.mean(seconds(work) for _ in range(MATMULS)))
         bare.append(seconds(alone))
     loader.close()
     around = [(before + after) / 2 for before, after in pairwise(peaks)]
-    shares = [flops / took / (MATMUL_FLOPS / peak) for took, peak in zip(times, around, strict=True)]
+    shares = [
+        flops / took / (MATMUL_FLOPS / peak) for took, peak in zip(times, around, strict=True)
+    ]
     bound = alone_flops / statistics.median(bare) / (MATMUL_FLOPS / statistics.median(peaks))
     share, step, rate = spread(shares), spread(times), MATMUL_FLOPS / statistics.median(peaks)
     best = flops / step[0] / (MATMUL_FLOPS / min(peaks))
     print(
-        f"{arm:9} share {share[0]:.3f} ({share[1]:.3f} to {share[2]:.3f}) of {rate / 1e9:,.0f} GFLOP/s, of the fastest "
-        f"matmul {best:.3f}; step {1e3 * step[0]:,.1f} ms ({1e3 * step[1]:,.1f} to {1e3 * step[2]:,.1f}), "
-        f"{run.tokens_per_step / step[0]:,.0f} tokens/s; {rounds} rounds of {steps}; its "
-        f"matrix products alone {bound:.3f}",
+        f"{arm:9} share {share[0]:.3f} ({share[1]:.3f} to {share[2]:.3f}) of {rate / 1e9:,.0f}"
+        f" GFLOP/s, of the fastest matmul {best:.3f}; step {1e3 * step[0]:,.1f} ms"
+        f" ({1e3 * step[1]:,.1f} to {1e3 * step[2]:,.1f}), {run.tokens_per_step / step[0]:,.0f}"
+        f" tokens/s; {rounds} rounds of {steps}; its matrix products alone {bound:.3f}",
         flush=True,
     )
 
 
 def main() -> None:
     """Prints a line for each preset and arm."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", nargs="*", default=["nano", "small"])
     parser.add_argument("--arm", nargs="*", default=["learned", "binary"])
     parser.add_argument("--dataset", type=Path, nargs="*", default=[])
@@ -105,13 +123,16 @@ def main() -> None:
         data = read_study(preset, asked.set)[0].data
         given = [f"data.dataset={datasets[data.vocab_size]}"] if data.vocab_size in datasets else []
         if not given and not data.inputs:
-            print(f"{preset}: left out; it needs a --dataset with a vocabulary of {data.vocab_size:,}")
+            print(
+                f"{preset}: left out; it needs a --dataset with a vocabulary of {data.vocab_size:,}"
+            )
             continue
         study, _ = read_study(preset, [*asked.set, *given])
         shape, vocab = study.model, study.data.vocab_size
         print(
-            f"{preset}: V {vocab:,}, d {shape.hidden_size}, {shape.num_hidden_layers} blocks, T {shape.context_length}, "
-            f"{study.batch.global_batch_size} windows a step, {study.batch.micro_batch_size} a micro_batch"
+            f"{preset}: V {vocab:,}, d {shape.hidden_size}, {shape.num_hidden_layers} blocks, T"
+            f" {shape.context_length}, {study.batch.global_batch_size} windows a step,"
+            f" {study.batch.micro_batch_size} a micro_batch"
         )
         with tempfile.TemporaryDirectory() as folder:
             for arm in asked.arm:

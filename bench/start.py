@@ -1,15 +1,18 @@
-"""How long `tokencodes train nano` takes from the command to its first step: fresh, with prepared text, and gone on with.
+"""How long `tokencodes train nano` takes from the command to its first step: fresh, with prepared
+text, and gone on with.
 
     python bench/start.py [--runs 5] [--quick]
 
 Three cases, each a whole command in a process of its own, killed once it is known:
     embedded   a fresh folder; the tokenizer is trained and the text prepared first
     prepared   a fresh folder, text prepared beforehand
-    resumed    killed after the checkpoint of step 5; the same command again, to the record of a step after it
+    resumed    killed after the checkpoint of step 5; the same command again, to the record
+               of a step after it
 
-Marks are read off the folder, every 2 ms: config.toml is written when imports and text are done; metrics.jsonl has the held-out
-loss of the untrained weights, then the first step. Reading the checkpoint (its hashes, then its tensors) is timed in this
-process on the same folder, so what a resume takes apart from it is a difference.
+Marks are read off the folder, every 2 ms: config.toml is written when imports and text are done;
+metrics.jsonl has the held-out loss of the untrained weights, then the first step. Reading the
+checkpoint (its hashes, then its tensors) is timed in this process on the same folder, so what a
+resume takes apart from it is a difference.
 """
 
 import argparse
@@ -41,7 +44,18 @@ def command(out: Path, arm: str, dataset: Path | None) -> list[str]:
     """What a user types."""
     program = str(Path(sys.executable).with_name("tokencodes"))
     given = ["--set", f"data.dataset={dataset}"] if dataset else []
-    return [program, "train", "nano", "--arm", arm, "--out", str(out), "--set", f"checkpoint.interval_steps={EVERY}", *given]
+    return [
+        program,
+        "train",
+        "nano",
+        "--arm",
+        arm,
+        "--out",
+        str(out),
+        "--set",
+        f"checkpoint.interval_steps={EVERY}",
+        *given,
+    ]
 
 
 def kinds(out: Path) -> list[dict]:
@@ -55,7 +69,9 @@ def watch(told: list[str], marks: dict[str, Callable[[], bool]]) -> dict[str, fl
     """Runs a command until every mark was seen, then kills it; seconds from its start to each."""
     found: dict[str, float] = {}
     began = time.perf_counter()
-    with subprocess.Popen(told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
         try:
             while len(found) < len(marks):
                 for name in [name for name in marks if name not in found]:
@@ -89,17 +105,25 @@ def fresh(out: Path, arm: str, dataset: Path | None) -> dict[str, float]:
 
 
 def resumed(out: Path, arm: str, dataset: Path) -> dict[str, float]:
-    """Kills a run past its first checkpoint, and gives the seconds to the first new step of the same command."""
+    """Kills a run past its first checkpoint, and gives the seconds to the first new step of the
+    same command.
+    """
     saved = out / "checkpoints" / "latest"
-    watch(command(out, arm, dataset), {"after": lambda: saved.is_file() and kinds(out)[-1]["step"] > EVERY})
+    watch(
+        command(out, arm, dataset),
+        {"after": lambda: saved.is_file() and kinds(out)[-1]["step"] > EVERY},
+    )
     newest = checkpoint.step_of(checkpoint.checkpoints(out / "checkpoints")[0])
-    before = (out / "metrics.jsonl").stat().st_ino  # going on writes the file anew, without the lines after the checkpoint
+    # going on writes the file anew, without the lines after the checkpoint
+    before = (out / "metrics.jsonl").stat().st_ino
 
     def gone_on() -> bool:
         return (out / "metrics.jsonl").stat().st_ino != before
 
     def updated() -> bool:
-        return gone_on() and any(line["kind"] == "step" and line["step"] > newest for line in kinds(out))
+        return gone_on() and any(
+            line["kind"] == "step" and line["step"] > newest for line in kinds(out)
+        )
 
     found = watch(command(out, arm, dataset), {"restored": gone_on, "step": updated})
     return {**found, "reading": reading(out)}
@@ -118,20 +142,31 @@ def reading(out: Path) -> float:
     return time.perf_counter() - began
 
 
-def tell(name: str, found: list[dict[str, float]], value: Callable[[dict[str, float]], float], limit: float) -> None:
+def tell(
+    name: str,
+    found: list[dict[str, float]],
+    value: Callable[[dict[str, float]], float],
+    limit: float,
+) -> None:
     """One case: the value against its goal, and each mark."""
     values = [value(one) for one in found]
     median = statistics.median(values)
-    marks = ", ".join(f"{mark} {statistics.median(one[mark] for one in found):.2f}" for mark in found[0])
+    marks = ", ".join(
+        f"{mark} {statistics.median(one[mark] for one in found):.2f}" for mark in found[0]
+    )
     word = "within" if median <= limit else "ABOVE"
     print(
-        f"{name:9} {median:6.2f} s ({min(values):.2f} to {max(values):.2f}), {word} {limit:g} s; medians: {marks}", flush=True
+        f"{name:9} {median:6.2f} s ({min(values):.2f} to {max(values):.2f}), {word} {limit:g} s;"
+        f" medians: {marks}",
+        flush=True,
     )
 
 
 def main() -> None:
     """Prints a line for each case."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--arm", default="learned")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--quick", action="store_true")

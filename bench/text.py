@@ -1,4 +1,6 @@
-"""Real text for the benchmarks of preparing and loading: JSON lines out of the given corpora, cut into equal parts."""
+"""Real text for the benchmarks of preparing and loading: JSON lines out of the given corpora, cut
+into equal parts.
+"""
 
 import gzip
 import json
@@ -7,16 +9,24 @@ from pathlib import Path
 
 def documents(folder: Path) -> list[str]:
     """The texts of every .jsonl.gz of a folder, in order."""
-    return [json.loads(line)["text"] for file in sorted(folder.glob("*.jsonl.gz")) for line in gzip.open(file)]
+    return [
+        json.loads(line)["text"]
+        for file in sorted(folder.glob("*.jsonl.gz"))
+        for line in gzip.open(file)
+    ]
 
 
 def write_parts(texts: list[str], folder: Path, parts: int, repeat: int = 1) -> int:
-    """Writes `parts` files of JSON lines with text and id, dealt out in turn; returns the bytes of text."""
+    """Writes `parts` files of JSON lines with text and id, dealt out in turn; returns the bytes of
+    text.
+    """
     folder.mkdir(parents=True)
     files = [(folder / f"part-{part}.jsonl").open("w", encoding="utf-8") for part in range(parts)]
     size = 0
     for number, text in enumerate(text for _ in range(repeat) for text in texts):
-        files[number % parts].write(json.dumps({"text": text, "id": f"d{number}"}, ensure_ascii=False) + "\n")
+        files[number % parts].write(
+            json.dumps({"text": text, "id": f"d{number}"}, ensure_ascii=False) + "\n"
+        )
         size += len(text.encode())
     for file in files:
         file.close()

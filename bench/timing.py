@@ -1,4 +1,5 @@
-"""Paired timing: pieces of work in turn, so that a machine whose speed drifts drifts under all of them.
+"""Paired timing: pieces of work in turn, so that a machine whose speed drifts drifts under all of
+them.
 
 And what several benches time: a training step on real ids, and what the machine can do in a second.
 """
@@ -58,11 +59,19 @@ def paired(a: Callable[[], object], b: Callable[[], object], runs: int) -> Paire
         for which in ("ab", "ba")[run % 2]:
             (times_a if which == "a" else times_b).append(seconds(a if which == "a" else b))
     ratios = [x / y for x, y in zip(times_a, times_b, strict=True)]
-    return Paired(statistics.median(times_a), statistics.median(times_b), statistics.median(ratios), min(ratios), max(ratios))
+    return Paired(
+        statistics.median(times_a),
+        statistics.median(times_b),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+    )
 
 
 def in_turn(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round by name, after one warm-up of each; every other round runs them backwards."""
+    """Seconds of every round by name, after one warm-up of each; every other round runs them
+    backwards.
+    """
     for work in works.values():
         work()
     times: dict[str, list[float]] = {name: [] for name in works}
@@ -88,14 +97,22 @@ class RealIds:
 
     def __init__(self, folders: list[Path], workplace: Path) -> None:
         embedded = read_study("nano", [])[0].data
-        self.datasets = [Dataset(folder) for folder in folders] or [open_dataset(embedded, workplace, print)]
+        self.datasets = [Dataset(folder) for folder in folders] or [
+            open_dataset(embedded, workplace, print)
+        ]
 
     def windows(self, vocab: int, tokens: int, context: int) -> torch.Tensor:
-        """int64[tokens / context, context + 1], of the text with this vocabulary, or else of that with the largest."""
+        """int64[tokens / context, context + 1], of the text with this vocabulary, or else of that
+        with the largest.
+        """
         own = [one for one in self.datasets if one.vocab_size == vocab]
         source = (own or sorted(self.datasets, key=lambda one: one.vocab_size))[-1]
         shards = source.shards("train")
-        ids = read_windows(shards, PaperSampler(shards, context, 1, 2, 64), np.arange(tokens // context, dtype=np.int64))
+        ids = read_windows(
+            shards,
+            PaperSampler(shards, context, 1, 2, 64),
+            np.arange(tokens // context, dtype=np.int64),
+        )
         known = source.vocab_size
         return torch.from_numpy(ids % vocab if vocab <= known else ids * vocab // known)
 
@@ -116,7 +133,9 @@ class Step:
         ids, tokens = inputs_and_targets(windows)
         loss = self.model.loss(ids, tokens, num_targets=tokens.numel())
         loss.backward()
-        norm_of = norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
+        norm_of = norms(
+            {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        )
         total = total_norm(norm_of)
         if not math.isfinite(float(total)):
             raise RuntimeError("a step that is not finite is no measurement")
@@ -126,14 +145,18 @@ class Step:
 
 
 def high_water() -> int:
-    """Peak resident bytes of this process's own memory: unlike getrusage's, not of the process that started it."""
+    """Peak resident bytes of this process's own memory: unlike getrusage's, not of the process that
+    started it.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What this machine does in a second: FLOPs of a matmul, bytes streamed, bytes of memory never touched before."""
+    """What this machine does in a second: FLOPs of a matmul, bytes streamed, bytes of memory never
+    touched before.
+    """
 
     matmul: float
     stream: float
@@ -143,21 +166,31 @@ class Rates:
 def measure_rates(rounds: int) -> Rates:
     """Medians, the three works in turn."""
     x, y, z = torch.randn(1 << 25), torch.randn(1 << 25), torch.empty(1 << 25)
-    works = {"matmul": matmul(), "stream": lambda: torch.add(x, y, out=z), "fresh": lambda: torch.zeros(1 << 25)}
+    works = {
+        "matmul": matmul(),
+        "stream": lambda: torch.add(x, y, out=z),
+        "fresh": lambda: torch.zeros(1 << 25),
+    }
     done = {"matmul": MATMUL_FLOPS, "stream": 12 << 25, "fresh": 4 << 25}
-    return Rates(**{name: done[name] / spread(times)[0] for name, times in in_turn(works, rounds).items()})
+    return Rates(
+        **{name: done[name] / spread(times)[0] for name, times in in_turn(works, rounds).items()}
+    )
 
 
 def machine(rates: Rates) -> str:
     """A line for the head of a table."""
     told = surroundings(ALONE, EngineConfig())
     return (
-        f"{told['processor']}, {told['threads']} threads, torch {told['torch']}, float32. Rates in the same run: matmul "
-        f"{rates.matmul / 1e9:,.0f} GFLOP/s, stream {rates.stream / 1e9:.1f} GB/s, fresh memory {rates.fresh / 1e9:.1f} GB/s."
+        f"{told['processor']}, {told['threads']} threads, torch {told['torch']}, float32. Rates in"
+        f" the same run: matmul {rates.matmul / 1e9:,.0f} GFLOP/s, stream {rates.stream / 1e9:.1f}"
+        f" GB/s, fresh memory {rates.fresh / 1e9:.1f} GB/s."
     )
 
 
 def markdown(columns: str, lines: list[list[str]]) -> str:
     """A table; columns are parted by |."""
     head = columns.split("|")
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---:"] * len(head), *lines]) + "\n"
+    return (
+        "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---:"] * len(head), *lines])
+        + "\n"
+    )

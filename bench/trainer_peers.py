@@ -1,8 +1,10 @@
-"""The peers of `trainers.py`, each in a process of its own that knows no tokencodes: python trainer_peers.py NAME FOLDER OUT.
+"""The peers of `trainers.py`, each in a process of its own that knows no tokencodes: python
+trainer_peers.py NAME FOLDER OUT.
 
-FOLDER holds what all share: plan.json (shape, recipe, learning rates, settings), windows.npy (the ids int64[steps, G, T + 1]
-that our sampler drew), weights.safetensors (our initial weights, by transformers' names). OUT: where the peer may write.
-Afterwards OUT/watched.json has the losses, the end of each step and the peak memory.
+FOLDER holds what all share: plan.json (shape, recipe, learning rates, settings), windows.npy (the
+ids int64[steps, G, T + 1] that our sampler drew), weights.safetensors (our initial weights, by
+transformers' names). OUT: where the peer may write. Afterwards OUT/watched.json has the losses, the
+end of each step and the peak memory.
 """
 
 import json
@@ -25,7 +27,9 @@ VERSIONS = ("torch", "transformers", "accelerate", "litgpt", "lightning", "token
 
 
 class Watch:
-    """Notes when each step ended, by a hook that torch calls after any optimizer's step, so the same way in every trainer."""
+    """Notes when each step ended, by a hook that torch calls after any optimizer's step, so the
+    same way in every trainer.
+    """
 
     def __init__(self) -> None:
         self.stamps: list[float] = []
@@ -38,7 +42,9 @@ class Watch:
         self.trained = peak()
 
     def write(self, out: Path, **more: Any) -> None:
-        """watched.json: losses in nats per token, ends of steps in seconds, peak RSS in MB by the last step and by now."""
+        """watched.json: losses in nats per token, ends of steps in seconds, peak RSS in MB by the
+        last step and by now.
+        """
         told = {
             "losses": [float(loss) for loss in self.losses],
             "stamps": self.stamps,
@@ -51,7 +57,9 @@ class Watch:
 
 
 def peak() -> float:
-    """Peak RSS of this process in MB; unlike getrusage's, never that of the process that started it."""
+    """Peak RSS of this process in MB; unlike getrusage's, never that of the process that started
+    it.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
@@ -70,14 +78,18 @@ class Windows(Dataset):
 
 
 class LabelledWindows(Windows):
-    """The same as transformers wants it: the first T are inputs, the last T are targets, already shifted."""
+    """The same as transformers wants it: the first T are inputs, the last T are targets, already
+    shifted.
+    """
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         tokens = self.ids_NT1[index, 1:]
         return {"input_ids": self.ids_NT1[index, :-1], "labels": tokens, "shift_labels": tokens}
 
 
-def transformers_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor], out: Path, watch: Watch) -> None:
+def transformers_trainer(
+    plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor], out: Path, watch: Watch
+) -> None:
     """LlamaForCausalLM by transformers' Trainer."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -86,7 +98,9 @@ def transformers_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Te
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             rates = [rate / plan["peak_lr"] for rate in plan["rates"]]
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, lambda step: rates[step])
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                optimizer or self.optimizer, lambda step: rates[step]
+            )
             return self.lr_scheduler
 
         def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -95,7 +109,9 @@ def transformers_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Te
             return loss
 
     settings, (beta1, beta2) = plan["settings"], plan["betas"]
-    model = LlamaForCausalLM._from_config(LlamaConfig(**plan["shape"]), attn_implementation=settings["attention"])
+    model = LlamaForCausalLM._from_config(
+        LlamaConfig(**plan["shape"]), attn_implementation=settings["attention"]
+    )
     model.load_state_dict(weights)
     arguments = TrainingArguments(
         output_dir=str(out),
@@ -120,7 +136,9 @@ def transformers_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Te
         disable_tqdm=True,
         use_cpu=True,
     )
-    trainer = Watched(model, arguments, train_dataset=LabelledWindows(ids_UGT1.reshape(-1, ids_UGT1.shape[-1])))
+    trainer = Watched(
+        model, arguments, train_dataset=LabelledWindows(ids_UGT1.reshape(-1, ids_UGT1.shape[-1]))
+    )
     trainer.train()
     trainer.save_model(str(out / "model"))
 
@@ -139,14 +157,23 @@ class Chunked(nn.Module):
 
     def __init__(self, model: nn.Module, chunk: int) -> None:
         super().__init__()
-        self.inner, self.chunk, self.config, self.max_seq_length = model, chunk, model.config, model.max_seq_length
+        self.inner, self.chunk, self.config, self.max_seq_length = (
+            model,
+            chunk,
+            model.config,
+            model.max_seq_length,
+        )
 
     def forward(self, ids_BT: Tensor) -> list[Tensor]:
         return self.inner(ids_BT, lm_head_chunk_size=self.chunk)
 
 
-def litgpt_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor], out: Path, watch: Watch) -> None:
-    """litgpt's GPT by the loop of its pretraining, `fit`; what stands before it is as in its `main`."""
+def litgpt_trainer(
+    plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor], out: Path, watch: Watch
+) -> None:
+    """litgpt's GPT by the loop of its pretraining, `fit`; what stands before it is as in its
+    `main`.
+    """
     import lightning
     from litgpt import pretrain
     from litgpt.args import EvalArgs, TrainArgs
@@ -180,7 +207,8 @@ def litgpt_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor],
         return value
 
     pretrain.chunked_cross_entropy = loss  # the loop has no option for the chunk
-    pretrain.get_lr = lambda _, step, *rest: plan["rates"][step]  # its own starts at 0, one step behind ours
+    # its own starts at 0, one step behind ours
+    pretrain.get_lr = lambda _, step, *rest: plan["rates"][step]
     fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="32-true")
     fabric.launch()
     with fabric.init_module(empty_init=True):
@@ -190,9 +218,17 @@ def litgpt_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor],
     model = Chunked(model, settings["head_chunk"]) if settings["head_chunk"] else model
     model = fabric.setup(torch.compile(model) if settings["compile"] else model)
     optimizer = fabric.setup_optimizers(litgpt_optimizer(plan, model))
-    loader = DataLoader(Windows(ids_UGT1.reshape(-1, ids_UGT1.shape[-1])), windows, num_workers=settings["workers"])
+    loader = DataLoader(
+        Windows(ids_UGT1.reshape(-1, ids_UGT1.shape[-1])), windows, num_workers=settings["workers"]
+    )
     train, held_out = fabric.setup_dataloaders(loader, DataLoader(Windows(ids_UGT1[0]), windows))
-    state = {"model": model, "optimizer": optimizer, "train_dataloader": train, "iter_num": 0, "step_count": 0}
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "train_dataloader": train,
+        "iter_num": 0,
+        "step_count": 0,
+    }
     never = 1 << 30
     told = TrainArgs(
         save_interval=None,
@@ -203,18 +239,35 @@ def litgpt_trainer(plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor],
         max_norm=plan["max_grad_norm"],
         lr_warmup_steps=0,
     )
-    pretrain.fit(fabric, 1, state, train, held_out, out, None, told, EvalArgs(never, max_iters=1, final_validation=False))
+    pretrain.fit(
+        fabric,
+        1,
+        state,
+        train,
+        held_out,
+        out,
+        None,
+        told,
+        EvalArgs(never, max_iters=1, final_validation=False),
+    )
     fabric.save(out / "lit_model.pth", state)
 
 
 def litgpt_optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW with our two groups; litgpt's own call would let everything decay and turn fused off on a CPU."""
+    """AdamW with our two groups; litgpt's own call would let everything decay and turn fused off on
+    a CPU.
+    """
     parameters = list(model.parameters())
     groups = [
-        {"params": [one for one in parameters if one.dim() >= 2], "weight_decay": plan["weight_decay"]},
+        {
+            "params": [one for one in parameters if one.dim() >= 2],
+            "weight_decay": plan["weight_decay"],
+        },
         {"params": [one for one in parameters if one.dim() < 2], "weight_decay": 0.0},
     ]
-    make = partial(torch.optim.AdamW, groups, lr=plan["peak_lr"], betas=tuple(plan["betas"]), eps=plan["eps"])
+    make = partial(
+        torch.optim.AdamW, groups, lr=plan["peak_lr"], betas=tuple(plan["betas"]), eps=plan["eps"]
+    )
     return make(**{plan["settings"]["optimizer"]: True})
 
 
@@ -225,7 +278,9 @@ def main() -> None:
     plan["settings"] = plan["settings"][name]
     watch = Watch()
     ids_UGT1, weights = np.load(folder / "windows.npy"), load_file(folder / "weights.safetensors")
-    {"transformers": transformers_trainer, "litgpt": litgpt_trainer}[name](plan, ids_UGT1, weights, out, watch)
+    {"transformers": transformers_trainer, "litgpt": litgpt_trainer}[name](
+        plan, ids_UGT1, weights, out, watch
+    )
     watch.write(out)
 
 

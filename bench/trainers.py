@@ -1,21 +1,25 @@
-"""Our trainer against transformers' Trainer and litgpt's pretraining loop: the same work, whole processes in turn, on the same
-cores.
+"""Our trainer against transformers' Trainer and litgpt's pretraining loop: the same work, whole
+processes in turn, on the same cores.
 
     python bench/trainers.py --dataset FOLDER --peer PYTHON [--steps 20] [--rounds 3]
 
-FOLDER: text prepared with SmolLM2's tokenizer. PYTHON: the interpreter of an environment with litgpt and the versions of torch,
-transformers and accelerate that are installed here. litgpt asks for an older huggingface-hub; it works with this one:
+FOLDER: text prepared with SmolLM2's tokenizer. PYTHON: the interpreter of an environment with
+litgpt and the versions of torch, transformers and accelerate that are installed here. litgpt asks
+for an older huggingface-hub; it works with this one:
 
-    pip install torch==2.13.0 transformers==5.24.0 accelerate==1.15.0 lightning torchmetrics "jsonargparse[signatures]<=4.41"
+    pip install torch==2.13.0 transformers==5.24.0 accelerate==1.15.0 lightning torchmetrics
+    "jsonargparse[signatures]<=4.41"
     pip install --no-deps litgpt==0.5.13
 
-All train preset small's learned arm from our initial weights, on the windows that our sampler draws, by our recipe (AdamW,
-clipping, decay groups, learning rates), in float32; without logs or checkpoints on the way, and they save the model at the end.
-Ours is `train`, whole: it reads the prepared text, writes metrics.jsonl, measures held-out loss at both ends, looks at scales
-now and then, and saves a checkpoint too. Where the losses of the first steps disagree, the exit code is 1.
+All train preset small's learned arm from our initial weights, on the windows that our sampler
+draws, by our recipe (AdamW, clipping, decay groups, learning rates), in float32; without logs or
+checkpoints on the way, and they save the model at the end. Ours is `train`, whole: it reads the
+prepared text, writes metrics.jsonl, measures held-out loss at both ends, looks at scales now and
+then, and saves a checkpoint too. Where the losses of the first steps disagree, the exit code is 1.
 
-A step lasts from the end of one optimizer step to the end of the next, whatever a trainer does in between. Speed is that of
-a run's median step. The mean has our looks at scales in it: two an octave, so many in so few steps, and hardly any later.
+A step lasts from the end of one optimizer step to the end of the next, whatever a trainer does in
+between. Speed is that of a run's median step. The mean has our looks at scales in it: two an
+octave, so many in so few steps, and hardly any later.
 """
 
 import argparse
@@ -49,22 +53,41 @@ OURS = "tokencodes"
 SKIP = 4  # steps that warm up: caches, allocator, and the peers' compilation
 CHECKED = 6  # steps whose losses must agree
 TOLERANCE = 1e-3  # nats per token
-# CPU seconds (one thread) of forward and backward of one step, all variants in turn in one process, two rounds after one:
+# CPU seconds (one thread) of forward and backward of one step, all variants in turn in one process,
+# two rounds after one:
 #   transformers: sdpa 3.75, eager attention 3.88, sdpa compiled 3.55
-#   litgpt by chunk of its loss: 128 (its default) 3.67, 512 3.86, none 3.83; compiled: 128 3.45, none 3.62
-#   litgpt with its head in chunks of 128: 3.79, of 512: 3.68, of 128 compiled: 3.69; it saves 0.7 GB (in fine-tuning only)
-# and of AdamW's step: fused 0.016, foreach 0.111, one by one 0.140. Liger's kernels want a GPU; accumulation only adds to this;
-# a worker process has nothing to do where the windows are an array in memory. Waiting threads spin with wait=ACTIVE.
+#   litgpt by chunk of its loss: 128 (its default) 3.67, 512 3.86, none 3.83; compiled: 128 3.45,
+#   none 3.62
+#   litgpt with its head in chunks of 128: 3.79, of 512: 3.68, of 128 compiled: 3.69; it saves 0.7
+#   GB (in fine-tuning only)
+# and of AdamW's step: fused 0.016, foreach 0.111, one by one 0.140. Liger's kernels want a GPU;
+# accumulation only adds to this; a worker process has nothing to do where the windows are an array
+# in memory. Waiting threads spin with wait=ACTIVE.
 SETTINGS: dict[str, dict[str, Any]] = {
     OURS: {"wait": "PASSIVE", "compile": True},  # PASSIVE as the installed command has it
-    "transformers": {"wait": "PASSIVE", "attention": "sdpa", "optimizer": "adamw_torch_fused", "compile": True, "workers": 0},
-    "litgpt": {"wait": "PASSIVE", "optimizer": "fused", "compile": True, "loss_chunk": 128, "head_chunk": 0, "workers": 0},
+    "transformers": {
+        "wait": "PASSIVE",
+        "attention": "sdpa",
+        "optimizer": "adamw_torch_fused",
+        "compile": True,
+        "workers": 0,
+    },
+    "litgpt": {
+        "wait": "PASSIVE",
+        "optimizer": "fused",
+        "compile": True,
+        "loss_chunk": 128,
+        "head_chunk": 0,
+        "workers": 0,
+    },
 }
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One process: tokens per second by its median step and by the mean, MB, and FLOP/s of the matmul if it was timed."""
+    """One process: tokens per second by its median step and by the mean, MB, and FLOP/s of the
+    matmul if it was timed.
+    """
 
     speed: float
     mean_speed: float
@@ -77,27 +100,51 @@ class Measured:
 
 def run_of(dataset: Path, steps: int, compiled: bool) -> RunConfig:
     """The preset's learned arm for so many steps, with nothing saved on the way."""
-    told = [f'data.dataset="{dataset}"', "heldout.windows=4", "heldout.interval_steps=0", "checkpoint.interval_steps=0"]
+    told = [
+        f'data.dataset="{dataset}"',
+        "heldout.windows=4",
+        "heldout.interval_steps=0",
+        "checkpoint.interval_steps=0",
+    ]
     told += ["checkpoint.log_spaced=false", f"engine.compile={str(compiled).lower()}"]
     each = read_study("small", told)[0].tokens_per_step
     return read_study("small", [*told, f"budget.tokens={steps * each}"])[0].run("learned", 1)
 
 
 def share_out(run: RunConfig, folder: Path, settings: dict[str, dict[str, Any]]) -> None:
-    """Writes what all start from: our configuration, windows, initial weights, learning rates, shape."""
+    """Writes what all start from: our configuration, windows, initial weights, learning rates,
+    shape.
+    """
     trainer = Trainer(run, Dataset(Path(run.data.dataset or "")), folder / "first", Silent())
     shutil.copyfile(folder / "first" / "config.toml", folder / "config.toml")
-    np.save(folder / "windows.npy", np.stack([trainer.window_ids(step) for step in range(run.steps)]))
-    weights = {name: value.detach().contiguous() for name, value in trainer.model.state_dict().items()}
+    np.save(
+        folder / "windows.npy", np.stack([trainer.window_ids(step) for step in range(run.steps)])
+    )
+    weights = {
+        name: value.detach().contiguous() for name, value in trainer.model.state_dict().items()
+    }
     save_file(weights, folder / "weights.safetensors")
     config, recipe = trainer.model.config, run.optimizer
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps")
-    shape = {name: getattr(config, name) for name in (*names, "max_position_embeddings", "rope_parameters")}
+    names = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "rms_norm_eps",
+    )
+    shape = {
+        name: getattr(config, name)
+        for name in (*names, "max_position_embeddings", "rope_parameters")
+    }
     plan = {
         "shape": {**shape, "tie_word_embeddings": False},
         "rates": [learning_rate(step, recipe) for step in range(run.steps + 1)],
         "betas": [recipe.beta1, recipe.beta2],
-        **{name: getattr(recipe, name) for name in ("peak_lr", "eps", "weight_decay", "max_grad_norm")},
+        **{
+            name: getattr(recipe, name)
+            for name in ("peak_lr", "eps", "weight_decay", "max_grad_norm")
+        },
         "settings": settings,
     }
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -118,13 +165,21 @@ def ours(folder: Path, out: Path) -> None:
     watch.write(out, losses=losses, matmul=max(before, matmul_flops()))
 
 
-def measure(command: list[str], out: Path, settings: dict[str, Any], threads: int, tokens: int) -> Measured:
+def measure(
+    command: list[str], out: Path, settings: dict[str, Any], threads: int, tokens: int
+) -> Measured:
     """One process, from its start to its end."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    told = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": settings["wait"]}
+    told = {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": settings["wait"],
+    }
     with (out / "log.txt").open("w") as log:
-        process = subprocess.run([*command, str(out)], env={**os.environ, **told}, stdout=log, stderr=log)
+        process = subprocess.run(
+            [*command, str(out)], env={**os.environ, **told}, stdout=log, stderr=log
+        )
     if process.returncode:
         sys.exit(f"failed: {command}\n{(out / 'log.txt').read_text()[-3000:]}")
     watched = json.loads((out / "watched.json").read_text())
@@ -149,7 +204,9 @@ def rounds(
     found: dict[str, list[Measured]] = {name: [] for name in commands}
     for _ in range(asked.rounds):
         for name, command in commands.items():
-            found[name].append(measure(command, folder / "out", settings[name], asked.threads, run.tokens_per_step))
+            found[name].append(
+                measure(command, folder / "out", settings[name], asked.threads, run.tokens_per_step)
+            )
     return found
 
 
@@ -160,9 +217,14 @@ def spread(values: list[float], form: str = ",.0f") -> str:
 
 def compared(found: dict[str, list[Measured]], flops: int) -> bool:
     """Prints the table and the ratios, round by round; whether the losses agree."""
-    print(f"{'':14}{'tokens/s, median step':>30}{'mean':>8}{'peak RSS MB':>26}{'before saving':>16}")
+    print(
+        f"{'':14}{'tokens/s, median step':>30}{'mean':>8}{'peak RSS MB':>26}{'before saving':>16}"
+    )
     for name, runs in found.items():
-        mean, trained = (statistics.median(getattr(one, key) for one in runs) for key in ("mean_speed", "trained_mb"))
+        mean, trained = (
+            statistics.median(getattr(one, key) for one in runs)
+            for key in ("mean_speed", "trained_mb")
+        )
         speeds, peaks = spread([one.speed for one in runs]), spread([one.peak_mb for one in runs])
         print(f"{name:14}{speeds:>30}{mean:8,.0f}{peaks:>26}{trained:16,.0f}")
     mine, agree = found.pop(OURS), True
@@ -172,27 +234,46 @@ def compared(found: dict[str, list[Measured]], flops: int) -> bool:
         memory = spread([a.peak_mb / b.peak_mb for a, b in zip(mine, runs, strict=True)], ".2f")
         print(f"ours / {name}: speed {speed}, by the mean {mean}, peak memory {memory}")
     shares = [one.speed * flops / one.matmul for one in mine if one.matmul]
-    print(f"ours: {spread(shares, '.1%')} of the {spread([(one.matmul or 0) / 1e9 for one in mine])} GFLOP/s of a matmul")
+    print(
+        f"ours: {spread(shares, '.1%')} of the {spread([(one.matmul or 0) / 1e9 for one in mine])}"
+        " GFLOP/s of a matmul"
+    )
     for name, runs in found.items():
-        apart = max(abs(a - b) for one in runs for a, b in zip(mine[0].losses[:CHECKED], one.losses[:CHECKED], strict=True))
+        apart = max(
+            abs(a - b)
+            for one in runs
+            for a, b in zip(mine[0].losses[:CHECKED], one.losses[:CHECKED], strict=True)
+        )
         agree = agree and apart <= TOLERANCE
-        print(f"losses of the first {CHECKED} steps, ours and {name}: {apart:.1e} apart at most (allowed: {TOLERANCE:g})")
+        print(
+            f"losses of the first {CHECKED} steps, ours and {name}: {apart:.1e} apart at most"
+            f" (allowed: {TOLERANCE:g})"
+        )
     return agree
 
 
 def main() -> None:
     """Prints medians, ranges and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dataset", type=Path, required=True)
     parser.add_argument("--peer", required=True)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--settings", default="{}", help='JSON over SETTINGS, such as {"litgpt": {"compile": false}}')
+    parser.add_argument(
+        "--settings",
+        default="{}",
+        help='JSON over SETTINGS, such as {"litgpt": {"compile": false}}',
+    )
     asked = parser.parse_args()
     if asked.steps < max(SKIP + 2, CHECKED):
-        parser.error(f"--steps {asked.steps}: the first {SKIP} are left out, {CHECKED} are compared")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked.threads])  # inherited by every process
+        parser.error(
+            f"--steps {asked.steps}: the first {SKIP} are left out, {CHECKED} are compared"
+        )
+    # inherited by every process
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked.threads])
     told = json.loads(asked.settings)
     settings = {name: {**chosen, **told.get(name, {})} for name, chosen in SETTINGS.items()}
     run = run_of(asked.dataset.resolve(), asked.steps, settings[OURS]["compile"])
@@ -202,7 +283,10 @@ def main() -> None:
     each = f"{asked.steps} steps of {run.tokens_per_step:,} tokens, the first {SKIP} left out"
     print(f"preset small, learned: {each}; {asked.rounds} rounds, {asked.threads} threads")
     for name, runs in found.items():
-        print(f"{name}: {', '.join(f'{key} {value}' for key, value in {**runs[0].versions, **settings[name]}.items())}")
+        print(
+            f"{name}:"
+            f" {', '.join(f'{k} {v}' for k, v in {**runs[0].versions, **settings[name]}.items())}"
+        )
     if not compared(found, account_run(run).flops_per_token):
         sys.exit(1)
 

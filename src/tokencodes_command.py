@@ -1,5 +1,6 @@
-"""The `tokencodes` command, outside the package, so that three things precede its slow imports: how threads wait, Ctrl-C, and
-streams that no reader can break."""
+"""The `tokencodes` command, outside the package, so that three things precede its slow imports: how
+threads wait, Ctrl-C, and streams that no reader can break.
+"""
 
 import os
 import sys
@@ -7,7 +8,8 @@ import sys
 
 def main() -> None:
     """Entry point of the installed command."""
-    # OpenMP's threads spin at each barrier unless told otherwise; beside another busy process that costs several times as much.
+    # OpenMP's threads spin at each barrier unless told otherwise; beside another busy process that
+    # costs several times as much.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from tokencodes.streams import settle_streams

@@ -1,4 +1,6 @@
-"""A tiny but real study that the tests share: embedded text, byte-level BPE of 320, two blocks of width 36."""
+"""A tiny but real study that the tests share: embedded text, byte-level BPE of 320, two blocks of
+width 36.
+"""
 
 import json
 import os
@@ -45,7 +47,9 @@ def texts(tmp_path_factory) -> Path:
     for path in resolve_inputs(("embedded:austen", "embedded:sotu")):
         documents = list(read_documents(Path(path)))[:40]
         name = Path(path).name.removesuffix(".gz")
-        lines = (json.dumps({"id": document.id, "text": document.text[:1500]}) for document in documents)
+        lines = (
+            json.dumps({"id": document.id, "text": document.text[:1500]}) for document in documents
+        )
         (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
@@ -53,14 +57,19 @@ def texts(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer_path(texts, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    train_tokenizer((d.text for file in sorted(texts.iterdir()) for d in read_documents(file)), VOCAB, out)
+    train_tokenizer(
+        (d.text for file in sorted(texts.iterdir()) for d in read_documents(file)), VOCAB, out
+    )
     return out
 
 
 @pytest.fixture(scope="session")
 def dataset(texts, tokenizer_path, tmp_path_factory) -> Dataset:
     return prepare(
-        [str(texts)], tokenizer_path, tmp_path_factory.mktemp("dataset") / "data", PrepareOptions(validation_fraction=0.2)
+        [str(texts)],
+        tokenizer_path,
+        tmp_path_factory.mktemp("dataset") / "data",
+        PrepareOptions(validation_fraction=0.2),
     )
 
 
@@ -70,7 +79,12 @@ def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
         "data": {"dataset": str(dataset_path), "vocab_size": VOCAB},
         "model": TINY_MODEL,
         "optimizer": {"peak_lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 2, "schedule_steps": 8},
-        "batch": {"global_batch_size": 4, "micro_batch_size": 2, "streams": 2, "windows_per_visit": 4},
+        "batch": {
+            "global_batch_size": 4,
+            "micro_batch_size": 2,
+            "streams": 2,
+            "windows_per_visit": 4,
+        },
         "budget": {"tokens": 8 * 4 * 16},
         "heldout": {"windows": 8, "interval_steps": 4},
         "checkpoint": {"interval_steps": 2, "keep_latest": 2},
@@ -110,7 +124,10 @@ def real_data() -> Path:
     """Real tokenizer, texts and benchmark rows, which are too large or not ours to embed."""
     folder = os.environ.get("TOKENCODES_DATA")
     if not folder or not Path(folder).is_dir():
-        pytest.skip("needs real data: set TOKENCODES_DATA to a folder with tokenizer/smollm2.json and corpora/*.jsonl.gz")
+        pytest.skip(
+            "needs real data: set TOKENCODES_DATA to a folder with tokenizer/smollm2.json and"
+            " corpora/*.jsonl.gz"
+        )
     return Path(folder)
 
 
@@ -125,7 +142,11 @@ def small_disk(tmp_path):
     """A function that gives a folder, a file system of its own, this many bytes."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip("needs the right to mount a small file system")
 
@@ -134,4 +155,5 @@ def small_disk(tmp_path):
         return disk
 
     yield sized
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)  # a dataset may still be mapped from it
+    # a dataset may still be mapped from it
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -1,4 +1,5 @@
-"""Helper of test_swap: trains a swapped Llama on one process and, sharded by FSDP2, on two gloo ranks. Prints one JSON line.
+"""Helper of test_swap: trains a swapped Llama on one process and, sharded by FSDP2, on two gloo
+ranks. Prints one JSON line.
 
 python tests/fsdp_two_ranks.py FOLDER
 """
@@ -24,7 +25,13 @@ STEPS = 3
 
 def build(spec: str) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    shape = {"vocab_size": VOCAB, "hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": 36,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     model = LlamaForCausalLM(LlamaConfig(**shape, use_cache=False))
     warnings.simplefilter("ignore")
     return swap_input(model, spec)
@@ -50,7 +57,9 @@ def train(model: torch.nn.Module, ids: torch.Tensor) -> list[float]:
 
 def rank_main(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
     ids = torch.randint(0, VOCAB, (4, 8), generator=torch.Generator().manual_seed(1))
     told = {}
     for spec in SPECS:

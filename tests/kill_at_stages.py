@@ -1,4 +1,5 @@
-"""Helper of test_checkpoint: trains in forked children that kill themselves at one stage of a save. Prints one JSON line.
+"""Helper of test_checkpoint: trains in forked children that kill themselves at one stage of a save.
+Prints one JSON line.
 
     python tests/kill_at_stages.py DATASET FOLDER STAGE...
 
@@ -45,7 +46,9 @@ def child(work: Callable[[], object]) -> tuple[bool, object]:
 
 def run(dataset: Path, out: Path, on_stage: Callable[[str], None] = lambda name: None) -> str:
     """Trains to the end; returns a hash of every weight."""
-    trainer = Trainer(tiny_study(dataset).run("gf2", 1), Dataset(dataset), out, Silent(), on_stage=on_stage)
+    trainer = Trainer(
+        tiny_study(dataset).run("gf2", 1), Dataset(dataset), out, Silent(), on_stage=on_stage
+    )
     trainer.run()
     digest = hashlib.sha256()
     for name, value in sorted(trainer.model.state_dict().items()):
@@ -54,7 +57,9 @@ def run(dataset: Path, out: Path, on_stage: Callable[[str], None] = lambda name:
 
 
 def killer(stage: str) -> Callable[[str], None]:
-    """Kills this process the KILLED_SAVE-th time that the stage comes up (the first `removing` is already in that save)."""
+    """Kills this process the KILLED_SAVE-th time that the stage comes up (the first `removing` is
+    already in that save).
+    """
     seen = 0
 
     def on_stage(name: str) -> None:
@@ -67,7 +72,9 @@ def killer(stage: str) -> Callable[[str], None]:
 
 
 def found(out: Path) -> dict[str, object]:
-    """What a kill left: the newest whole checkpoint, and whether any that looks finished is damaged."""
+    """What a kill left: the newest whole checkpoint, and whether any that looks finished is
+    damaged.
+    """
     folder = out / "checkpoints"
     damages = [checkpoint.damage(path) for path in checkpoint.checkpoints(folder)]
     newest = checkpoint.newest_intact(folder, lambda line: None)

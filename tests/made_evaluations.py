@@ -31,7 +31,9 @@ def run_origin(arm: str, seed: int, **changes: str) -> dict[str, Any]:
     return {"arm": arm, "seed": seed, **hashes, **changes}
 
 
-def choices(task: str, document: int, right: bool, cluster: str | None = None, **metrics: float) -> DocumentRecord:
+def choices(
+    task: str, document: int, right: bool, cluster: str | None = None, **metrics: float
+) -> DocumentRecord:
     """A document with two choices, of which the first is right."""
     taken = dict.fromkeys(("none", "characters", "bytes", "tokens"), int(not right))
     return DocumentRecord(
@@ -49,7 +51,9 @@ def choices(task: str, document: int, right: bool, cluster: str | None = None, *
     )
 
 
-def page(task: str, document: int, nats: float, size: int, cluster: str | None = None) -> DocumentRecord:
+def page(
+    task: str, document: int, nats: float, size: int, cluster: str | None = None
+) -> DocumentRecord:
     """A rolling document of `size` bytes."""
     return DocumentRecord(
         task=task,
@@ -105,7 +109,11 @@ def request(document: DocumentRecord, part: int = 0, text: str = "") -> RequestR
 def _metrics(documents: list[DocumentRecord], name: str) -> dict[str, float]:
     own = [document for document in documents if document.benchmark == name]
     if own[0].bytes is not None:
-        return {"bits_per_byte": sum(one.nats for one in own) / sum(one.bytes for one in own) / math.log(2)}
+        return {
+            "bits_per_byte": (
+                sum(one.nats for one in own) / sum(one.bytes for one in own) / math.log(2)
+            )
+        }
     return {metric: sum(one.metrics[metric] for one in own) / len(own) for metric in own[0].metrics}
 
 
@@ -135,20 +143,38 @@ def evaluation_json(
     return {
         "identity": {**told, **identity},
         "scorer": {"batch_tokens": 1024, "how": "packed", "computed_tokens": 99},
-        "environment": dict.fromkeys(("tokencodes", "device", "torch", "transformers", "tokenizers"), "1") | {"threads": 1},
+        "environment": (
+            dict.fromkeys(("tokencodes", "device", "torch", "transformers", "tokenizers"), "1")
+            | {"threads": 1}
+        ),
         "tokenizer_begin": [],
         "requests_sha256": multiset_sha256(multiset(requests)),
         "audit": [count.model_dump() for count in counts(requests)],
-        "second_opinion": {"checked": 6, "tokens": 12, "largest": 1e-6, "mean": 1e-7, "flags": 0, "allowed": 1e-4},
-        "results": {name: {"documents": size, **_metrics(documents, name)} for name, size in sizes.items()},
+        "second_opinion": {
+            "checked": 6,
+            "tokens": 12,
+            "largest": 1e-6,
+            "mean": 1e-7,
+            "flags": 0,
+            "allowed": 1e-4,
+        },
+        "results": {
+            name: {"documents": size, **_metrics(documents, name)} for name, size in sizes.items()
+        },
         "sensitivity": {"prefix": []},
     }
 
 
 def write_made(
-    folder: Path, documents: list[DocumentRecord], requests: list[RequestRecord] | None = None, /, **identity: Any
+    folder: Path,
+    documents: list[DocumentRecord],
+    requests: list[RequestRecord] | None = None,
+    /,
+    **identity: Any,
 ) -> Path:
-    """A finished evaluation's folder. Its weights are those of its path, unless `identity` says otherwise."""
+    """A finished evaluation's folder. Its weights are those of its path, unless `identity` says
+    otherwise.
+    """
     folder.mkdir(parents=True)
     requests = [request(document) for document in documents] if requests is None else requests
     write_records(folder / REQUESTS, requests)
@@ -158,7 +184,11 @@ def write_made(
     return folder
 
 
-def write_run(folder: Path, documents: list[DocumentRecord], arm: str, seed: int, **changes: Any) -> Path:
+def write_run(
+    folder: Path, documents: list[DocumentRecord], arm: str, seed: int, **changes: Any
+) -> Path:
     """The same for a run of a study. changes: hashes of the run, or keys of the identity."""
-    run = run_origin(arm, seed, **{key: changes.pop(key) for key in [*changes] if key.endswith("_sha256")})
+    run = run_origin(
+        arm, seed, **{key: changes.pop(key) for key in [*changes] if key.endswith("_sha256")}
+    )
     return write_made(folder, documents, **{"run": run, "interface": arm, **changes})

@@ -1,4 +1,6 @@
-"""Ranks as forked children that meet over gloo, for tests and soaks. The parent imports what is needed and computes nothing."""
+"""Ranks as forked children that meet over gloo, for tests and soaks. The parent imports what is
+needed and computes nothing.
+"""
 
 import json
 import os
@@ -32,7 +34,9 @@ class Rank:
 
 
 def free_port() -> int:
-    """A port that nobody listens at. It lies below those that the system gives to connections, so none takes it meanwhile."""
+    """A port that nobody listens at. It lies below those that the system gives to connections, so
+    none takes it meanwhile.
+    """
     while True:
         port = random.SystemRandom().randrange(12_000, 32_000)
         with socket.socket() as probe:
@@ -51,7 +55,12 @@ def start(ranks: int, work: Callable[[int], object], ranks_here: int | None = No
         pid = os.fork()
         if pid == 0:
             here = ranks_here or ranks
-            told = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank % here, "LOCAL_WORLD_SIZE": here}
+            told = {
+                "RANK": rank,
+                "WORLD_SIZE": ranks,
+                "LOCAL_RANK": rank % here,
+                "LOCAL_WORLD_SIZE": here,
+            }
             os.environ |= {key: str(value) for key, value in told.items()}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             torch.set_num_threads(1)
@@ -68,7 +77,11 @@ def _outcome(work: Callable[[int], object], rank: int) -> dict[str, Any]:
         return {"value": work(rank)}
     except BaseException as error:
         told = {"error": type(error).__name__, "message": str(error)}
-        return told if isinstance(error, ValueError | RuntimeError | OSError) else {**told, "trace": traceback.format_exc()}
+        return (
+            told
+            if isinstance(error, ValueError | RuntimeError | OSError)
+            else {**told, "trace": traceback.format_exc()}
+        )
 
 
 def reap(children: list[Rank]) -> None:
@@ -81,7 +94,8 @@ def reap(children: list[Rank]) -> None:
 
 
 def wait(children: list[Rank], timeout: float = PATIENCE) -> list[dict[str, Any]]:
-    """Until all have ended; what each told. Whoever has not by then is killed, and told as `late`."""
+    """Until all have ended; what each told.
+    Whoever has not by then is killed, and told as `late`."""
     began = time.monotonic()
     while any(child.told is None for child in children):
         reap(children)
@@ -102,6 +116,8 @@ def _told(child: Rank, status: int) -> dict[str, Any]:
     return {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else json.loads(text)
 
 
-def run(ranks: int, work: Callable[[int], object], ranks_here: int | None = None) -> list[dict[str, Any]]:
+def run(
+    ranks: int, work: Callable[[int], object], ranks_here: int | None = None
+) -> list[dict[str, Any]]:
     """`start` and `wait`."""
     return wait(start(ranks, work, ranks_here))

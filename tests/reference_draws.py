@@ -1,4 +1,5 @@
-"""Philox, permutations and the three samplers, written once more: slowly, in whole numbers, from the documented layouts.
+"""Philox, permutations and the three samplers, written once more: slowly, in whole numbers, from
+the documented layouts.
 
 Nothing here uses the source that it is compared with.
 """
@@ -17,7 +18,12 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[in
     c0, c1, c2, c3 = counter
     for _ in range(10):
         first, second = c0 * 0xD2E7470EE14C6C93, c2 * 0xCA5A826395121157
-        c0, c1, c2, c3 = (second >> 64) ^ c1 ^ k0, second % WORD, (first >> 64) ^ c3 ^ k1, first % WORD
+        c0, c1, c2, c3 = (
+            (second >> 64) ^ c1 ^ k0,
+            second % WORD,
+            (first >> 64) ^ c3 ^ k1,
+            first % WORD,
+        )
         k0, k1 = (k0 + 0x9E3779B97F4A7C15) % WORD, (k1 + 0xBB67AE8584CAA73B) % WORD
     return c0, c1, c2, c3
 
@@ -30,7 +36,9 @@ def words(seed: int, domain: str, *counter: int) -> tuple[int, int, int, int]:
 
 def stream(seed: int, domain: str, count: int, *index: int) -> list[int]:
     """Words of the counters (0, *index), (1, *index), ..."""
-    return [word for block in range(-(-count // 4)) for word in words(seed, domain, block, *index)][:count]
+    return [word for block in range(-(-count // 4)) for word in words(seed, domain, block, *index)][
+        :count
+    ]
 
 
 def permutation(seed: int, domain: str, size: int, *index: int) -> list[int]:
@@ -44,7 +52,9 @@ def bounded(word: int, bound: int) -> int:
     return word * bound >> 64
 
 
-def paper_window(lengths: Lengths, context: int, seed: int, streams: int, visit: int, part: int, index: int) -> Window:
+def paper_window(
+    lengths: Lengths, context: int, seed: int, streams: int, visit: int, part: int, index: int
+) -> Window:
     """Window `index` of the sampler `paper`."""
     visited = [number for number, shard in enumerate(lengths) if max(shard) >= context + 1]
     in_stream, of_stream = divmod(index, streams)
@@ -56,20 +66,33 @@ def paper_window(lengths: Lengths, context: int, seed: int, streams: int, visit:
     return shard, document, bounded(drawn[1], lengths[shard][document] - context), context + 1
 
 
-def uniform_window(lengths: Lengths, context: int, seed: int, streams: int, visit: int, part: int, index: int) -> Window:
+def uniform_window(
+    lengths: Lengths, context: int, seed: int, streams: int, visit: int, part: int, index: int
+) -> Window:
     """Window `index` of the sampler `token-uniform`."""
-    starts = [[(number, start) for number, n in enumerate(shard) for start in range(max(0, n - context))] for shard in lengths]
+    starts = [
+        [(number, start) for number, n in enumerate(shard) for start in range(max(0, n - context))]
+        for shard in lengths
+    ]
     owners = [number for number, shard in enumerate(starts) for _ in shard]
     in_stream, of_stream = divmod(index, streams)
-    shard = owners[bounded(words(seed, "tvisits", in_stream // visit, of_stream, part)[0], len(owners))]
-    document, start = starts[shard][bounded(words(seed, "tstarts", index, part)[0], len(starts[shard]))]
+    shard = owners[
+        bounded(words(seed, "tvisits", in_stream // visit, of_stream, part)[0], len(owners))
+    ]
+    document, start = starts[shard][
+        bounded(words(seed, "tstarts", index, part)[0], len(starts[shard]))
+    ]
     return shard, document, start, context + 1
 
 
 def packed_window(lengths: Lengths, context: int, seed: int, part: int, index: int) -> Window:
     """Window `index` of the sampler `packed`."""
     windows = [
-        [(number, start, min(context + 1, n - start)) for number, n in enumerate(shard) for start in range(0, n - 1, context)]
+        [
+            (number, start, min(context + 1, n - start))
+            for number, n in enumerate(shard)
+            for start in range(0, n - 1, context)
+        ]
         for shard in lengths
     ]
     epoch, rest = divmod(index, sum(map(len, windows)))

@@ -1,4 +1,6 @@
-"""`tools/build_texts.py`: its parsers on tiny inputs made by hand, what it refuses, and its table against the texts."""
+"""`tools/build_texts.py`: its parsers on tiny inputs made by hand, what it refuses, and its table
+against the texts.
+"""
 
 import gzip
 import hashlib
@@ -44,7 +46,11 @@ def tar(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
 
 
 def deb(files: dict[str, bytes]) -> bytes:
-    members = {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", "data.tar.xz": tar(files, "w:xz")}
+    members = {
+        "debian-binary": b"2.0\n",
+        "control.tar.xz": b"odd",
+        "data.tar.xz": tar(files, "w:xz"),
+    }
     body = b""
     for name, data in members.items():
         head = f"{name:16}{0:<12}{0:<6}{0:<6}{'100644':8}{len(data):<10}`\n".encode()
@@ -67,7 +73,9 @@ def r_vector(kind: int, *items: bytes) -> bytes:
 
 
 def r_names(*names: str, seen: bool = False) -> bytes:
-    """The attribute "names": a pairlist whose tag is a symbol, new or referred to, then the end of the list."""
+    """The attribute "names": a pairlist whose tag is a symbol, new or referred to, then the end of
+    the list.
+    """
     symbol = r_int(0x1FF) if seen else r_int(1) + r_char("names")
     return r_int(0x402) + symbol + r_vector(16, *map(r_char, names)) + r_int(254)
 
@@ -77,15 +85,23 @@ R_HEAD_3 = b"X\n" + r_int(3, 0x40201, 0x30500, 5) + b"UTF-8"
 
 
 def lazy_package(novels: dict[str, list[str]]) -> dict[str, bytes]:
-    """index (names -> offset, size) and data, as R lays them for a package that loads its data lazily"""
+    """index (names -> offset, size) and data, as R lays them for a package that loads its data
+    lazily
+    """
     data, places = b"", []
     for lines in novels.values():
-        raw = R_HEAD_3 + r_vector(16, *(r_char(line, 0x40009 if line.isascii() else 0x8009) for line in lines))
+        raw = R_HEAD_3 + r_vector(
+            16, *(r_char(line, 0x40009 if line.isascii() else 0x8009) for line in lines)
+        )
         chunk = struct.pack(">I", len(raw)) + zlib.compress(raw)
         places.append(r_int(13, 2, len(data), len(chunk)))
         data += chunk
     variables = r_vector(0x213, *places) + r_names(*novels)
-    index = R_HEAD_3 + r_vector(0x213, variables, r_int(13, 1, 1)) + r_names("variables", "compressed", seen=True)
+    index = (
+        R_HEAD_3
+        + r_vector(0x213, variables, r_int(13, 1, 1))
+        + r_names("variables", "compressed", seen=True)
+    )
     folder = "./usr/lib/R/site-library/janeaustenr/data/"
     return {folder + "Rdata.rdx": gzip.compress(index), folder + "Rdata.rdb": data}
 
@@ -102,7 +118,11 @@ def sword_package(blocks: list[str]) -> dict[str, bytes]:
 
 def test_the_files_of_a_package_come_by_name_whatever_their_order_in_it():
     files = {"package/b": b"2", "package/a": b"1", "package/c": b""}
-    assert list(bt.tar_files(tar(files)).items()) == [("package/a", b"1"), ("package/b", b"2"), ("package/c", b"")]
+    assert list(bt.tar_files(tar(files)).items()) == [
+        ("package/a", b"1"),
+        ("package/b", b"2"),
+        ("package/c", b""),
+    ]
     assert bt.deb_files(deb(files)) == files
 
 
@@ -125,14 +145,26 @@ def test_addresses_are_the_text_files_untouched():
 
 def test_brown_keeps_words_and_drops_tags_and_empty_lines():
     text = b"\n\n\tThe/at 1/2/cd and/or/cc ``/`` Atlanta's/np$ //nil ./.\n\n \t\n\n\tTwo/cd\n"
-    files = {"package/ca01": text, "package/cr09": b"x/y", "package/cats.txt": b"no", "package/cz01": b"no"}
+    files = {
+        "package/ca01": text,
+        "package/cr09": b"x/y",
+        "package/cats.txt": b"no",
+        "package/cz01": b"no",
+    }
     assert bt.brown(files) == ["The 1/2 and/or `` Atlanta's / .\nTwo", "x"]
 
 
 def test_a_profile_gives_its_leaves_with_the_nearest_heading():
     profile = {
         "Intro": {"Background": {"text": "old: very"}},
-        "Geography": {"Area": {"text": "9", "total": {"text": "10 sq km"}, "map": {"text": None}, "note": {"text": ""}}},
+        "Geography": {
+            "Area": {
+                "text": "9",
+                "total": {"text": "10 sq km"},
+                "map": {"text": None},
+                "note": {"text": ""},
+            }
+        },
     }
     files = {
         "package/africa/ag.json": json.dumps(profile).encode(),
@@ -140,7 +172,10 @@ def test_a_profile_gives_its_leaves_with_the_nearest_heading():
         "package/package.json": b'{"name": "no"}',
         "package/world/xx.json": '{"Ort": {"text": "Åland"}}'.encode(),
     }
-    assert bt.factbook(files) == ["Background: old: very\nArea: 9\ntotal: 10 sq km\nnote: ", "Ort: Åland"]
+    assert bt.factbook(files) == [
+        "Background: old: very\nArea: 9\ntotal: 10 sq km\nnote: ",
+        "Ort: Åland",
+    ]
     with pytest.raises(bt.BuildError, match="'a'"):
         bt.factbook({"package/world/xx.json": b'{"a": 1}'})
 
@@ -162,7 +197,14 @@ def test_a_sword_block_of_another_size_than_its_index_says_is_refused():
 
 @pytest.mark.parametrize("head", [R_HEAD_2, R_HEAD_3])
 def test_r_values(head):
-    vector = r_vector(16, r_char("a"), r_char("é", 0x8009), r_char("é", 0x4009, "latin-1"), r_int(9, -1), r_char(""))
+    vector = r_vector(
+        16,
+        r_char("a"),
+        r_char("é", 0x8009),
+        r_char("é", 0x4009, "latin-1"),
+        r_int(9, -1),
+        r_char(""),
+    )
     assert bt.RObject(head + vector).value() == ["a", "é", "é", None, ""]
     assert bt.RObject(head + r_int(13, 2, 7, -1)).value() == [7, -1]
     named = r_vector(0x213, r_int(254), r_int(10, 1, 1)) + r_names("x", "y")
@@ -189,7 +231,8 @@ def test_the_digest_tells_where_a_text_ends():
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """The script with one corpus whose package is made here, and the folder that has the package."""
+    """The script with one corpus whose package is made here,
+    and the folder that has the package."""
     package = tar({"package/ca01": b"One/cd\n", "package/ca02": b"Two/cd ./.\n"})
     texts = ["One", "Two ."]
     corpus = bt.Corpus(
@@ -222,15 +265,20 @@ def test_a_corpus_is_written_the_same_every_time(small, tmp_path, capsys):
     assert path.read_bytes() == first and [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_other_texts_are_not_written_and_the_line_says_what_differs(small, tmp_path, capsys, monkeypatch):
+def test_other_texts_are_not_written_and_the_line_says_what_differs(
+    small, tmp_path, capsys, monkeypatch
+):
     other = replace(small, documents=3, sha256="0" * 64)
     monkeypatch.setattr(bt, "CORPORA", {"small": other, "good": small})
     assert run(tmp_path) == 1
     told = capsys.readouterr()
     assert told.err.splitlines() == [
-        f"small: the texts differ: documents 2 where 3 is due, SHA-256 {small.sha256} where {'0' * 64} is due; nothing written"
+        f"small: the texts differ: documents 2 where 3 is due, SHA-256 {small.sha256} where"
+        f" {'0' * 64} is due; nothing written"
     ]
-    assert "good: 2 documents" in told.out and [p.name for p in (tmp_path / "out").iterdir()] == ["good.jsonl.gz"]
+    assert "good: 2 documents" in told.out and [p.name for p in (tmp_path / "out").iterdir()] == [
+        "good.jsonl.gz"
+    ]
 
 
 def test_another_package_is_refused_before_it_is_opened(small, tmp_path, capsys):
@@ -243,16 +291,28 @@ def test_another_package_is_refused_before_it_is_opened(small, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("client", "file", "says", "line"),
     [
-        ("npm", "small-1.0.0.tgz", "npm error code E4\nnpm error no such", "`npm pack small@1.0.0` failed (code E4; no such)"),
+        (
+            "npm",
+            "small-1.0.0.tgz",
+            "npm error code E4\nnpm error no such",
+            "`npm pack small@1.0.0` failed (code E4; no such)",
+        ),
         ("npm", "small-1.0.0.tgz", "npm ERR! code E404", "(code E404)"),
-        ("apt-get", "small_1.0.0_all.deb", "W: odd\nE: Version '1.0.0' for 'small' was not found", "did `apt-get update` run?"),
+        (
+            "apt-get",
+            "small_1.0.0_all.deb",
+            "W: odd\nE: Version '1.0.0' for 'small' was not found",
+            "did `apt-get update` run?",
+        ),
         ("apt-get", "small_1.0.0_all.deb", "", "(it did not say why)"),
     ],
 )
 def test_a_client_that_fails_or_is_missing_gives_one_line_with_a_way_out(
     client, file, says, line, small, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(bt, "CORPORA", {"small": replace(small, package=(client, "small", "1.0.0"), file=file)})
+    monkeypatch.setattr(
+        bt, "CORPORA", {"small": replace(small, package=(client, "small", "1.0.0"), file=file)}
+    )
     (tmp_path / "packages" / small.file).unlink()
     clients = tmp_path / "bin"
     clients.mkdir()
@@ -261,7 +321,9 @@ def test_a_client_that_fails_or_is_missing_gives_one_line_with_a_way_out(
     assert capsys.readouterr().err.startswith(f"small: {client} is not installed; or get {file}")
 
     program = clients / client
-    program.write_text(f'#!/bin/sh\nwhile read -r line; do echo "$line" >&2; done <<END\n{says}\nEND\nexit 1\n')
+    program.write_text(
+        f'#!/bin/sh\nwhile read -r line; do echo "$line" >&2; done <<END\n{says}\nEND\nexit 1\n'
+    )
     program.chmod(0o755)
     assert run(tmp_path) == 1
     told = capsys.readouterr().err
@@ -275,7 +337,9 @@ def test_what_a_client_downloads_is_kept_in_the_folder(small, tmp_path, capsys, 
     clients = tmp_path / "bin"
     clients.mkdir()
     program = clients / "npm"
-    program.write_text(f'#!/bin/sh\n[ "$*" = "pack small@1.0.0" ] && PATH=/usr/bin:/bin cp {there} {small.file}\n')
+    program.write_text(
+        f'#!/bin/sh\n[ "$*" = "pack small@1.0.0" ] && PATH=/usr/bin:/bin cp {there} {small.file}\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(clients))
     assert run(tmp_path) == 0

@@ -1,4 +1,6 @@
-"""Who claims a folder, and when: what can be refused is refused before anything is written; what has ended is only shown."""
+"""Who claims a folder, and when: what can be refused is refused before anything is written; what
+has ended is only shown.
+"""
 
 import fcntl
 import json
@@ -49,7 +51,9 @@ def test_train_does_not_claim_its_folder_for_a_code_that_cannot_be_built(preset,
     assert command([*arguments, "--set", "arms.gf2.interface=gf2"]) == 0
 
 
-def test_compare_does_not_claim_its_folder_for_an_arm_that_cannot_be_built(preset, tmp_path, capsys):
+def test_compare_does_not_claim_its_folder_for_an_arm_that_cannot_be_built(
+    preset, tmp_path, capsys
+):
     arguments = ["compare", preset, "--out", str(tmp_path / "a" / "study"), "--json"]
     assert "lower min_weight=" in refused(capsys, *arguments)
     assert not (tmp_path / "a").exists()
@@ -58,9 +62,15 @@ def test_compare_does_not_claim_its_folder_for_an_arm_that_cannot_be_built(prese
 
 @pytest.mark.parametrize("name", ["train", "compare"])
 def test_no_text_is_prepared_for_a_code_that_cannot_be_built(name, texts, tmp_path, capsys):
-    sets = [f'data.inputs=["{texts}"]', "arms.gf2.interface=gf2:min_weight=12", "study.baseline=gf2"]
+    sets = [
+        f'data.inputs=["{texts}"]',
+        "arms.gf2.interface=gf2:min_weight=12",
+        "study.baseline=gf2",
+    ]
     options = [word for assignment in sets for word in ("--set", assignment)]
-    assert "lower min_weight=" in refused(capsys, name, "quickstart", *options, "--out", str(tmp_path / "out"), "--json")
+    assert "lower min_weight=" in refused(
+        capsys, name, "quickstart", *options, "--out", str(tmp_path / "out"), "--json"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -73,13 +83,26 @@ def test_no_text_is_prepared_for_a_code_that_cannot_be_built(name, texts, tmp_pa
     ],
 )
 @pytest.mark.parametrize("name", ["train", "compare", "submit"])
-def test_a_run_that_cannot_be_trained_leaves_no_folder(name, sets, complaint, preset, tmp_path, capsys):
+def test_a_run_that_cannot_be_trained_leaves_no_folder(
+    name, sets, complaint, preset, tmp_path, capsys
+):
     options = [word for assignment in sets for word in ("--set", assignment)]
     out = ["--out", str(tmp_path / "out")]
     arguments = {
         "train": ["train", preset, "--arm", "gf2", *out, *options],
         "compare": ["compare", preset, *out, *options],
-        "submit": ["submit", "--time", "4:00:00", "--write", str(tmp_path / "job.sh"), "--", "compare", preset, *out, *options],
+        "submit": [
+            "submit",
+            "--time",
+            "4:00:00",
+            "--write",
+            str(tmp_path / "job.sh"),
+            "--",
+            "compare",
+            preset,
+            *out,
+            *options,
+        ],
     }
     assert complaint in refused(capsys, *arguments[name])
     assert not (tmp_path / "out").exists() and not (tmp_path / "job.sh").exists()
@@ -98,14 +121,21 @@ def test_submit_refuses_what_its_command_would_refuse(preset, dataset, tmp_path,
         assert "it holds letter.txt" in refused(capsys, *submit, name, preset, *out, *options)
 
 
-def test_an_assignment_of_another_text_is_refused_before_the_study_claims_its_folder(dataset, tmp_path, capsys):
-    arms = {"learned": {"interface": "learned"}, "ranked": {"interface": "binary:ids=ranked,order=0123456789abcdef"}}
+def test_an_assignment_of_another_text_is_refused_before_the_study_claims_its_folder(
+    dataset, tmp_path, capsys
+):
+    arms = {
+        "learned": {"interface": "learned"},
+        "ranked": {"interface": "binary:ids=ranked,order=0123456789abcdef"},
+    }
     preset = as_preset(tiny_study(dataset.path, arms=arms), tmp_path)
     assert "leave order= out" in refused(capsys, "compare", preset, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_whose_model_cannot_be_made_does_not_claim_its_folder(study, dataset, tmp_path, monkeypatch):
+def test_a_run_whose_model_cannot_be_made_does_not_claim_its_folder(
+    study, dataset, tmp_path, monkeypatch
+):
     """Whatever fails as the model is made, the folder is as it was."""
 
     def fails(*arguments):
@@ -174,7 +204,9 @@ def test_a_finished_run_in_a_read_only_folder_is_shown(preset, read_only, capsys
     assert "Read-only file system" in refused(capsys, *other)
 
 
-def test_a_finished_run_that_brought_its_own_text_is_shown_from_a_read_only_folder(texts, read_only, capsys):
+def test_a_finished_run_that_brought_its_own_text_is_shown_from_a_read_only_folder(
+    texts, read_only, capsys
+):
     disk, seal = read_only
     small = [
         "data.vocab_size=320",
@@ -184,7 +216,16 @@ def test_a_finished_run_that_brought_its_own_text_is_shown_from_a_read_only_fold
         f'data.inputs=["{texts}"]',
     ]
     options = [word for assignment in small for word in ("--set", assignment)]
-    arguments = ["train", "quickstart", *options, "--arm", "gf2", "--out", str(disk / "run"), "--json"]
+    arguments = [
+        "train",
+        "quickstart",
+        *options,
+        "--arm",
+        "gf2",
+        "--out",
+        str(disk / "run"),
+        "--json",
+    ]
     assert command(arguments) == 0
     first = capsys.readouterr().out
     seal()
@@ -194,21 +235,43 @@ def test_a_finished_run_that_brought_its_own_text_is_shown_from_a_read_only_fold
 
 def test_a_finished_study_in_a_read_only_folder_is_shown_with_its_report(preset, read_only, capsys):
     disk, seal = read_only
-    arguments = ["compare", preset, "--set", "arms.gf2.interface=gf2", "--out", str(disk / "study"), "--json"]
+    arguments = [
+        "compare",
+        preset,
+        "--set",
+        "arms.gf2.interface=gf2",
+        "--out",
+        str(disk / "study"),
+        "--json",
+    ]
     assert command(arguments) == 0
     first = json.loads(capsys.readouterr().out)
     seal()
     assert command(arguments) == 0
     assert json.loads(capsys.readouterr().out) == first
     assert command(["report", str(disk / "study"), "--json"]) == 0
-    assert command([*arguments, "--set", "study.seeds=[1, 2, 3]"]) == 2  # there is work to do, and it cannot be done
+    # there is work to do, and it cannot be done
+    assert command([*arguments, "--set", "study.seeds=[1, 2, 3]"]) == 2
     assert "Read-only file system" in capsys.readouterr().err
 
 
 def test_a_finished_evaluation_in_a_read_only_folder_is_shown(preset, read_only, capsys, tmp_path):
     disk, seal = read_only
-    assert command(["train", preset, "--arm", "learned", "--out", str(tmp_path / "run"), "--json"]) == 0
-    evaluate = ["evaluate", str(tmp_path / "run"), "--suite", "embedded", "--documents", "1", "--context", "16", "--json"]
+    assert (
+        command(["train", preset, "--arm", "learned", "--out", str(tmp_path / "run"), "--json"])
+        == 0
+    )
+    evaluate = [
+        "evaluate",
+        str(tmp_path / "run"),
+        "--suite",
+        "embedded",
+        "--documents",
+        "1",
+        "--context",
+        "16",
+        "--json",
+    ]
     capsys.readouterr()
     assert command([*evaluate, "--out", str(disk / "evaluation")]) == 0
     first = json.loads(capsys.readouterr().out)
@@ -217,7 +280,9 @@ def test_a_finished_evaluation_in_a_read_only_folder_is_shown(preset, read_only,
     assert json.loads(capsys.readouterr().out) == first
 
 
-def test_a_folder_that_cannot_be_written_is_read_beside_a_program_that_writes_there(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_read_beside_a_program_that_writes_there(
+    tmp_path, monkeypatch
+):
     """Another user's folder: its lock can be read, and is respected."""
     real = Path.open
 
@@ -235,7 +300,8 @@ def test_a_folder_that_cannot_be_written_is_read_beside_a_program_that_writes_th
         with pytest.raises(InputError, match="another program is writing here"), only_one(tmp_path):
             pass
         (tmp_path / LOCK).unlink()
-        with pytest.raises(PermissionError), only_one(tmp_path):  # the folder can be written, so it must be locked
+        # the folder can be written, so it must be locked
+        with pytest.raises(PermissionError), only_one(tmp_path):
             pass
         patched.setattr(files.os, "access", lambda *arguments: False)
         with only_one(tmp_path):

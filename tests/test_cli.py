@@ -1,4 +1,5 @@
-"""The command contract: exit 0, 1, 2; one line for unusable input; JSON alone on standard output."""
+"""The command contract: exit 0, 1, 2; one line for unusable input;
+JSON alone on standard output."""
 
 import json
 import os
@@ -73,18 +74,33 @@ def test_params_of_the_paper(capsys):
         1_711_376_384,
         1_711_376_384,
     ]
-    assert [arms[arm]["buffer_entries"] for arm in ("learned", "binary", "gf2")] == [0, 786_432, 786_704]
+    assert [arms[arm]["buffer_entries"] for arm in ("learned", "binary", "gf2")] == [
+        0,
+        786_432,
+        786_704,
+    ]
 
 
 def test_a_small_norm_is_not_shown_as_zero(capsys):
     assert run(["params", "quickstart", "--set", "arms.gf2.interface=gf2:scale=match"]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if "squared norm mean" in line)
+    line = next(
+        line for line in capsys.readouterr().out.splitlines() if "squared norm mean" in line
+    )
     assert "0.0768" in line
 
 
 def test_codes_certifies_and_draws(dataset, capsys, tmp_path):
     picture = tmp_path / "c.svg"
-    command = ["codes", "binary:ids=ranked", "--vocab-size", "320", "--width", "36", "--dataset", str(dataset.path)]
+    command = [
+        "codes",
+        "binary:ids=ranked",
+        "--vocab-size",
+        "320",
+        "--width",
+        "36",
+        "--dataset",
+        str(dataset.path),
+    ]
     assert run([*command, "--picture", str(picture), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["injective"], told["rank_gf2"], told["minimum_distance"]) == (True, 9, 1.0)
@@ -100,7 +116,10 @@ def test_codes_certifies_and_draws(dataset, capsys, tmp_path):
         (["random:width=40", "--vocab-size", "320", "--width", "36"], "below the code width 40"),
         (["binary", "--vocab-size", "321", "--dataset", str(dataset.path)], "the model has 321"),
         (["gf2:matrix=none.txt", "--vocab-size", "320"], "no such file"),
-        (["gf2:width=3", "--vocab-size", "8", "--width", "36"], "lower min_weight= or widen width="),
+        (
+            ["gf2:width=3", "--vocab-size", "8", "--width", "36"],
+            "lower min_weight= or widen width=",
+        ),
     ):
         assert complaint in bad(capsys, "codes", *arguments)
 
@@ -145,12 +164,16 @@ def test_bad_input_is_one_line_and_exit_2(preset, texts, dataset, study, capsys,
     assert "did you mean 'peak_lr'" in bad(capsys, *train_command, "--set", "optimizer.peak_rl=1")
     assert "below the code width 9" in bad(capsys, *train_command, "--set", "model.hidden_size=8")
     assert "over 5 heads" in bad(capsys, *train_command, "--set", "model.num_attention_heads=5")
-    assert "set it to false" in bad(capsys, *train_command, "--set", "model.tie_word_embeddings=true")
+    assert "set it to false" in bad(
+        capsys, *train_command, "--set", "model.tie_word_embeddings=true"
+    )
     assert "arm 'gf3' is not in this preset" in bad(capsys, *train_command, "--arm", "gf3")
     assert "did you mean 'quickstart'" in bad(capsys, "compare", "quikstart", "--out", out)
     assert "the model has 321" in bad(capsys, *train_command, "--set", "data.vocab_size=321")
     assert "no such option" in bad(capsys, "train", preset, "--uot", out).lower()
-    assert "no document long enough" in bad(capsys, *train_command, "--set", "model.context_length=5000")
+    assert "no document long enough" in bad(
+        capsys, *train_command, "--set", "model.context_length=5000"
+    )
     assert "neither a run" in bad(capsys, "verify", str(tmp_path))
     assert not Path(out).exists()
 
@@ -164,7 +187,17 @@ def test_bad_input_is_one_line_and_exit_2(preset, texts, dataset, study, capsys,
     assert "no such file or folder" in bad(capsys, *prepare, str(tmp_path / "none.txt"))
 
     train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
-    told = bad(capsys, "train", preset, "--out", str(tmp_path / "run"), "--arm", "gf2", "--set", "budget.tokens=64")
+    told = bad(
+        capsys,
+        "train",
+        preset,
+        "--out",
+        str(tmp_path / "run"),
+        "--arm",
+        "gf2",
+        "--set",
+        "budget.tokens=64",
+    )
     assert "made from another configuration (budget.tokens is 512 there, 64 asked for)" in told
 
 
@@ -172,23 +205,48 @@ def test_a_dataset_of_another_tokenizer_and_a_corrupt_shard(preset, dataset, cap
     other = tmp_path / "other.json"
     assert run(["tokenizer", "embedded:austen", "--vocab-size", "320", "--out", str(other)]) == 0
     capsys.readouterr()
-    told = bad(capsys, "train", preset, "--out", str(tmp_path / "out"), "--set", f"data.tokenizer={other}")
+    told = bad(
+        capsys, "train", preset, "--out", str(tmp_path / "out"), "--set", f"data.tokenizer={other}"
+    )
     assert "made with another tokenizer" in told
     shutil.copytree(dataset.path, tmp_path / "copy")
     for tokens in (tmp_path / "copy").rglob("train-*/tokens.npy"):
         data = bytearray(tokens.read_bytes())
         data[-1000] ^= 1
         tokens.write_bytes(data)
-    told = bad(capsys, "train", preset, "--out", str(tmp_path / "out"), "--set", f"data.dataset={tmp_path / 'copy'}")
+    told = bad(
+        capsys,
+        "train",
+        preset,
+        "--out",
+        str(tmp_path / "out"),
+        "--set",
+        f"data.dataset={tmp_path / 'copy'}",
+    )
     assert "tokens.npy: damaged in bytes 0 to" in told
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(preset, tmp_path):
     out = tmp_path / "run"
-    arguments = ["-m", "tokencodes", "train", preset, "--out", str(out), "--arm", "gf2", "--set", "budget.tokens=1000000"]
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    arguments = [
+        "-m",
+        "tokencodes",
+        "train",
+        preset,
+        "--out",
+        str(out),
+        "--arm",
+        "gf2",
+        "--set",
+        "budget.tokens=1000000",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + PATIENCE
-    while not (out / "metrics.jsonl").is_file() or (out / "metrics.jsonl").read_text().count("\n") < 3:
+    while (
+        not (out / "metrics.jsonl").is_file() or (out / "metrics.jsonl").read_text().count("\n") < 3
+    ):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
@@ -198,7 +256,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(preset, tmp_path):
     assert f"tokencodes train {preset} --out {out}" in told
     state = checkpoint.read_state(checkpoint.find(out))
     assert state.step == len(
-        [line for line in (out / "metrics.jsonl").read_text().splitlines() if '"step"' in line and "lr" in line]
+        [
+            line
+            for line in (out / "metrics.jsonl").read_text().splitlines()
+            if '"step"' in line and "lr" in line
+        ]
     )
 
 
@@ -210,17 +272,39 @@ def test_ctrl_c_before_training_is_one_line_and_exit_130(texts, tmp_path, monkey
     assert run(["tokenizer", str(texts), "--vocab-size", "300", "--out", tokenizer, "--json"]) == 0
     capsys.readouterr()
     monkeypatch.setattr(ShardWriter, "close", interrupted)
-    assert run(["prepare", str(texts), "--tokenizer", tokenizer, "--out", str(tmp_path / "d"), "--json"]) == 130
+    assert (
+        run(
+            [
+                "prepare",
+                str(texts),
+                "--tokenizer",
+                tokenizer,
+                "--out",
+                str(tmp_path / "d"),
+                "--json",
+            ]
+        )
+        == 130
+    )
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("tokencodes: interrupted")
     assert told.err.count("\n") == 1
 
 
-def test_a_run_in_another_runs_folder_is_refused_before_anything_is_prepared(study, dataset, texts, tmp_path, capsys):
+def test_a_run_in_another_runs_folder_is_refused_before_anything_is_prepared(
+    study, dataset, texts, tmp_path, capsys
+):
     train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
-    command = ["train", "quickstart", "--set", f'data.inputs=["{texts}"]', "--out", str(tmp_path / "run")]
+    command = [
+        "train",
+        "quickstart",
+        "--set",
+        f'data.inputs=["{texts}"]',
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert "made from another configuration" in bad(capsys, *command)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 

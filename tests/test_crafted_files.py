@@ -1,7 +1,9 @@
-"""Files of data and configurations that would run code, if anything unpickled, evaluated or rendered them. Nothing does.
+"""Files of data and configurations that would run code, if anything unpickled, evaluated or
+rendered them. Nothing does.
 
-Each test puts a payload into one kind of file that people share. The payload creates a file, `ran`, when its code runs. Loading
-ends in one line, or the file is used as the data that it is; `ran` is never there.
+Each test puts a payload into one kind of file that people share. The payload creates a file, `ran`,
+when its code runs. Loading ends in one line, or the file is used as the data that it is; `ran` is
+never there.
 """
 
 import json
@@ -37,10 +39,14 @@ def test_a_pickle_where_a_boundary_is_expected_ends_in_one_line(trap, tmp_path):
 def test_a_pickle_where_a_tokenizer_is_expected_ends_in_one_line(trap, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(trap.pickled)
     assert "not a tokenizers file" in trap.ends(lambda: TokenizerFile(tmp_path / "tokenizer.json"))
-    assert "not a tokenizers file" in trap.ends(lambda: open_texts(str(tmp_path / "tokenizer.json")))
+    assert "not a tokenizers file" in trap.ends(
+        lambda: open_texts(str(tmp_path / "tokenizer.json"))
+    )
 
 
-@pytest.mark.parametrize("name", ["object.npy", "pickle.npy", "pickle.txt", "source.txt", "arrays.npy"])
+@pytest.mark.parametrize(
+    "name", ["object.npy", "pickle.npy", "pickle.txt", "source.txt", "arrays.npy"]
+)
 def test_code_in_a_matrix_file_ends_in_one_line(name, trap, tmp_path):
     file = tmp_path / name
     if name == "object.npy":
@@ -70,25 +76,37 @@ def test_objects_in_a_datasets_arrays_end_in_one_line(name, dataset, trap, tmp_p
     assert name in trap.ends(lambda: shard.span(0, 0, 2))
 
 
-def test_a_pickle_where_a_manifest_of_a_dataset_is_expected_ends_in_one_line(dataset, trap, tmp_path):
+def test_a_pickle_where_a_manifest_of_a_dataset_is_expected_ends_in_one_line(
+    dataset, trap, tmp_path
+):
     shutil.copytree(dataset.path, tmp_path / "data")
     (tmp_path / "data" / "manifest.json").write_bytes(trap.pickled)
     assert "manifest.json" in trap.ends(lambda: Dataset(tmp_path / "data"))
 
 
 @pytest.mark.parametrize("kind", ["pickle", "source", "template"])
-def test_code_in_a_configuration_ends_in_one_line_and_in_no_run(kind, study, trap, tmp_path, capsys):
+def test_code_in_a_configuration_ends_in_one_line_and_in_no_run(
+    kind, study, trap, tmp_path, capsys
+):
     file = tmp_path / "study.toml"
-    text = {"source": f"interface = {json.dumps(trap.source)}", "template": f"interface = {json.dumps(trap.template)}"}
+    text = {
+        "source": f"interface = {json.dumps(trap.source)}",
+        "template": f"interface = {json.dumps(trap.template)}",
+    }
     file.write_bytes(trap.pickled if kind == "pickle" else f"[arms.one]\n{text[kind]}\n".encode())
-    for arguments in (["config", "show", str(file)], ["train", str(file), "--out", str(tmp_path / "run")]):
+    for arguments in (
+        ["config", "show", str(file)],
+        ["train", str(file), "--out", str(tmp_path / "run")],
+    ):
         assert command(arguments) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
     assert not trap.mark.exists()
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["weights.pt", "weights.pth", "weights.bin", "weights.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["weights.pt", "weights.pth", "weights.bin", "weights.safetensors"]
+)
 def test_a_pickle_among_the_weights_to_import_ends_in_one_line(name, trap, tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / name).write_bytes(trap.pickled)
@@ -108,36 +126,59 @@ def test_objects_among_the_logits_to_import_by_end_in_one_line(name, trap, tmp_p
     else:
         file.write_bytes(trap.pickled)
     (tmp_path / "theirs.pt").write_bytes(b"")
-    assert name in trap.ends(lambda: bring(tmp_path / "theirs.pt", tmp_path / "out", None, None, file, False))
+    assert name in trap.ends(
+        lambda: bring(tmp_path / "theirs.pt", tmp_path / "out", None, None, file, False)
+    )
 
 
 def test_a_pickle_where_a_map_is_expected_ends_in_one_line(trap, tmp_path):
     torch.save({"head.weight": torch.ones(2, 2)}, tmp_path / "theirs.pt")
     np.savez(tmp_path / "logits.npz", input_ids=np.arange(4)[None], logits=np.ones((1, 4, 8)))
     (tmp_path / "map.json").write_bytes(trap.pickled)
-    arguments = (tmp_path / "theirs.pt", tmp_path / "out", None, tmp_path / "map.json", tmp_path / "logits.npz", False)
+    arguments = (
+        tmp_path / "theirs.pt",
+        tmp_path / "out",
+        None,
+        tmp_path / "map.json",
+        tmp_path / "logits.npz",
+        False,
+    )
     assert "map.json" in trap.ends(lambda: bring(*arguments))
 
 
 def test_a_pickle_where_a_gguf_file_is_expected_ends_in_one_line(trap, tmp_path):
     pytest.importorskip("gguf")
     (tmp_path / "model.gguf").write_bytes(trap.pickled)
-    assert "model.gguf" in trap.ends(lambda: bring(tmp_path / "model.gguf", tmp_path / "out", None, None, None, False))
+    assert "model.gguf" in trap.ends(
+        lambda: bring(tmp_path / "model.gguf", tmp_path / "out", None, None, None, False)
+    )
 
 
 def test_a_chat_template_in_a_gguf_file_is_not_rendered(trap, tmp_path):
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    for add in (writer.add_context_length, writer.add_embedding_length, writer.add_feed_forward_length, writer.add_vocab_size):
+    for add in (
+        writer.add_context_length,
+        writer.add_embedding_length,
+        writer.add_feed_forward_length,
+        writer.add_vocab_size,
+    ):
         add(8)
     for add in (writer.add_block_count, writer.add_head_count, writer.add_head_count_kv):
         add(1)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_chat_template(trap.template)
     writer.add_tensor("output.weight", np.ones((4, 4), dtype=np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
         write()
-    assert "model.gguf" in trap.ends(lambda: bring(tmp_path / "model.gguf", tmp_path / "out", None, None, None, False))
+    assert "model.gguf" in trap.ends(
+        lambda: bring(tmp_path / "model.gguf", tmp_path / "out", None, None, None, False)
+    )
 
 
 @pytest.mark.parametrize("location", ["../../outside.bin", "absolute", "link.bin"])
@@ -154,19 +195,29 @@ def test_an_onnx_graph_reads_no_tensor_from_outside_of_its_folder(location, trap
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Gather", ["table", "past_key_values.0.key"], ["logits"])],
         "crafted",
-        [onnx.helper.make_tensor_value_info("past_key_values.0.key", onnx.TensorProto.INT64, [1, 1, 1, 1])],
+        [
+            onnx.helper.make_tensor_value_info(
+                "past_key_values.0.key", onnx.TensorProto.INT64, [1, 1, 1, 1]
+            )
+        ],
         [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, None)],
         [table],
     )
     opset = [onnx.helper.make_opsetid("", 17)]
-    (folder / "model.onnx").write_bytes(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString())
+    (folder / "model.onnx").write_bytes(
+        onnx.helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    )
     write_json(tmp_path / "model" / "config.json", {"model_type": "llama", "vocab_size": 4})
-    assert "model.onnx" in trap.ends(lambda: bring(tmp_path / "model", tmp_path / "out", None, None, None, False))
+    assert "model.onnx" in trap.ends(
+        lambda: bring(tmp_path / "model", tmp_path / "out", None, None, None, False)
+    )
     assert not (tmp_path / "out").exists()
 
 
 def test_a_row_of_a_benchmark_is_text_and_no_template(trap, tmp_path, monkeypatch):
-    """lm-eval renders its own templates; what a row holds is put into them and never rendered again."""
+    """lm-eval renders its own templates; what a row holds is put into them and never rendered
+    again.
+    """
     row = {
         "id": "1",
         "question": trap.template,
@@ -175,7 +226,9 @@ def test_a_row_of_a_benchmark_is_text_and_no_template(trap, tmp_path, monkeypatc
     }
     text = json.dumps(row) + "\n"
     (tmp_path / "arc_easy_test.jsonl").write_text(text)
-    assert "other rows than are meant" in trap.ends(lambda: tasks.read_rows(tmp_path, "arc_easy_test"))
+    assert "other rows than are meant" in trap.ends(
+        lambda: tasks.read_rows(tmp_path, "arc_easy_test")
+    )
     sums = {**suites.SHA256, "arc_easy_test": file_sha256(tmp_path / "arc_easy_test.jsonl")}
     monkeypatch.setattr(tasks, "SHA256", sums)
     (made,) = tasks.make_tasks(suites.benchmarks("arc_easy"), tmp_path)
@@ -185,7 +238,9 @@ def test_a_row_of_a_benchmark_is_text_and_no_template(trap, tmp_path, monkeypatc
     assert not trap.mark.exists()
 
 
-@pytest.mark.parametrize("name", ["study.toml", "dataset_facts.json", "ngram_baselines.json", "gf2/seed-1/result.json"])
+@pytest.mark.parametrize(
+    "name", ["study.toml", "dataset_facts.json", "ngram_baselines.json", "gf2/seed-1/result.json"]
+)
 def test_a_pickle_in_a_studys_folder_ends_in_one_line(name, trap, tmp_path, capsys):
     (tmp_path / "study" / "gf2" / "seed-1").mkdir(parents=True)
     (tmp_path / "study" / name).write_bytes(trap.pickled)
@@ -199,7 +254,10 @@ def test_a_pickle_in_an_evaluations_folder_ends_in_one_line(trap, tmp_path, caps
         (tmp_path / name).mkdir()
         (tmp_path / name / "evaluation.json").write_bytes(trap.pickled)
         (tmp_path / name / "documents.jsonl.gz").write_bytes(trap.pickled)
-    for arguments in (["contrast", str(tmp_path / "one"), str(tmp_path / "two")], ["report", str(tmp_path / "one")]):
+    for arguments in (
+        ["contrast", str(tmp_path / "one"), str(tmp_path / "two")],
+        ["report", str(tmp_path / "one")],
+    ):
         assert command(arguments) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
     assert not trap.mark.exists()

@@ -1,7 +1,8 @@
-"""Checkpoints and models' folders that would run code, if anything unpickled, imported or rendered them. Nothing does.
+"""Checkpoints and models' folders that would run code, if anything unpickled, imported or rendered
+them. Nothing does.
 
-Each test puts a payload into one kind of file that people share. The payload creates a file, `ran`, when its code runs. Loading
-ends in a model that works, or in one line; `ran` is never there.
+Each test puts a payload into one kind of file that people share. The payload creates a file, `ran`,
+when its code runs. Loading ends in a model that works, or in one line; `ran` is never there.
 """
 
 import ast
@@ -68,9 +69,16 @@ def exported(run_folder, tmp_path) -> Path:
 def foreign(request, tokenizer_path, tmp_path) -> Path:
     """Another program's model with its tokenizer, to be changed."""
     if request.param == "gpt2":
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2, n_positions=32))
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+        )
     else:
-        shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+        shape = {
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
         model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, max_position_embeddings=32, **shape))
     folder = tmp_path / "foreign"
     model.save_pretrained(folder)
@@ -107,7 +115,11 @@ def test_every_automatic_class_of_transformers_refuses_code_out_of_a_folder():
     """Without the argument, transformers asks at a terminal whether to run it."""
     for path in SOURCE.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr.startswith("from_"):
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr.startswith("from_")
+            ):
                 owner = call.func.value
                 if isinstance(owner, ast.Name) and owner.id.startswith("Auto"):
                     given = {word.arg: getattr(word.value, "value", None) for word in call.keywords}
@@ -115,7 +127,9 @@ def test_every_automatic_class_of_transformers_refuses_code_out_of_a_folder():
 
 
 def test_nothing_reads_a_pickle_but_what_this_program_writes_to_itself():
-    """A worker process and its parent exchange pickles through a pipe; ranks through a socket. No file is one."""
+    """A worker process and its parent exchange pickles through a pipe; ranks through a socket. No
+    file is one.
+    """
     readers = {}
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
@@ -158,7 +172,9 @@ def test_a_pickle_in_a_checkpoint_is_never_opened(name, refused, saved, study, d
 
 
 @pytest.mark.parametrize("name", ["state.json", "last_batch.npy"])
-def test_a_pickle_among_the_counters_of_a_checkpoint_ends_a_resume_in_one_line(name, saved, study, dataset, trap):
+def test_a_pickle_among_the_counters_of_a_checkpoint_ends_a_resume_in_one_line(
+    name, saved, study, dataset, trap
+):
     place = checkpoint.find(saved)
     if name.endswith(".npy"):
         np.save(place / name, np.array([trap.payload], dtype=object), allow_pickle=True)
@@ -169,13 +185,22 @@ def test_a_pickle_among_the_counters_of_a_checkpoint_ends_a_resume_in_one_line(n
     trap.ends(lambda: certify(saved))
 
 
-def test_a_checkpoint_in_the_format_with_pickled_metadata_is_refused_in_one_line(saved, study, dataset, trap, capsys):
+def test_a_checkpoint_in_the_format_with_pickled_metadata_is_refused_in_one_line(
+    saved, study, dataset, trap, capsys
+):
     place = checkpoint.find(saved)
     (place / "tensors" / ".metadata").write_bytes(trap.pickled)
     sealed(place)
-    (place / "manifest.json").write_text(json_text({**read_json(place / "manifest.json"), "version": 1}))
-    for load in (lambda: checkpoint.load_model(saved), lambda: Trainer(study.run("gf2", 1), dataset, saved, Silent())):
-        assert "a checkpoint of format version 1, and this program reads version 2" in trap.ends(load)
+    (place / "manifest.json").write_text(
+        json_text({**read_json(place / "manifest.json"), "version": 1})
+    )
+    for load in (
+        lambda: checkpoint.load_model(saved),
+        lambda: Trainer(study.run("gf2", 1), dataset, saved, Silent()),
+    ):
+        assert "a checkpoint of format version 1, and this program reads version 2" in trap.ends(
+            load
+        )
     assert command(["verify", str(saved)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -205,7 +230,9 @@ def test_a_manifest_that_names_a_file_outside_of_its_folder_is_damage(saved):
         ({"num_attention_heads": 0}, "cannot be loaded"),
     ],
 )
-def test_a_checkpoint_whose_configuration_is_of_another_model_is_refused_in_one_line(changes, says, saved, trap, capsys):
+def test_a_checkpoint_whose_configuration_is_of_another_model_is_refused_in_one_line(
+    changes, says, saved, trap, capsys
+):
     place = checkpoint.find(saved)
     changed_config(place, **changes)
     sealed(place)
@@ -222,7 +249,9 @@ def test_a_checkpoint_whose_configuration_is_of_another_model_is_refused_in_one_
         ("gf2", {"num_hidden_layers": 3}, "does not fit this model (Missing key"),
     ],
 )
-def test_a_checkpoint_of_another_model_ends_a_resume_in_one_line(arm, shape, says, saved, dataset, trap, tmp_path):
+def test_a_checkpoint_of_another_model_ends_a_resume_in_one_line(
+    arm, shape, says, saved, dataset, trap, tmp_path
+):
     other = tiny_study(dataset.path, model={**TINY_MODEL, **shape}).run(arm, 1)
     trainer = Trainer(other, dataset, tmp_path / "other", Silent())
     assert says in trap.ends(lambda: trainer.go_on_from(checkpoint.find(saved)))
@@ -248,7 +277,10 @@ def safetensors_is_a_pickle(folder: Path, trap: Trap) -> None:
 def an_index_names_a_pickle(folder: Path, trap: Trap) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"lm_head.weight": trap.payload}, folder / "part.bin")
-    write_json(folder / "pytorch_model.bin.index.json", {"metadata": {}, "weight_map": {"lm_head.weight": "part.bin"}})
+    write_json(
+        folder / "pytorch_model.bin.index.json",
+        {"metadata": {}, "weight_map": {"lm_head.weight": "part.bin"}},
+    )
 
 
 def a_pickle_lies_beside_the_weights(folder: Path, trap: Trap) -> None:
@@ -270,7 +302,10 @@ def an_unknown_model_brings_its_class(folder: Path, trap: Trap) -> None:
 def the_tokenizer_brings_its_class(folder: Path, trap: Trap) -> None:
     (folder / "crafted.py").write_text(trap.source)
     file = folder / "tokenizer_config.json"
-    told = {"tokenizer_class": "Crafted", "auto_map": {"AutoTokenizer": ["crafted.Crafted", "crafted.Crafted"]}}
+    told = {
+        "tokenizer_class": "Crafted",
+        "auto_map": {"AutoTokenizer": ["crafted.Crafted", "crafted.Crafted"]},
+    }
     file.write_text(json.dumps({**json.loads(file.read_text()), **told}))
 
 
@@ -286,9 +321,16 @@ def a_chat_template_has_code(folder: Path, trap: Trap) -> None:
 def an_adapter_is_a_pickle(folder: Path, trap: Trap) -> None:
     (folder / "crafted_core.py").write_text(trap.source)
     told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "target_modules": ["lm_head"], "r": 2}
-    megatron = {"megatron_config": {"tensor_model_parallel_size": 1}, "megatron_core": "crafted_core"}
-    write_json(folder / "adapter_config.json", {**told, **megatron, "base_model_name_or_path": str(folder)})
-    torch.save({"base_model.model.lm_head.lora_A.weight": trap.payload}, folder / "adapter_model.bin")
+    megatron = {
+        "megatron_config": {"tensor_model_parallel_size": 1},
+        "megatron_core": "crafted_core",
+    }
+    write_json(
+        folder / "adapter_config.json", {**told, **megatron, "base_model_name_or_path": str(folder)}
+    )
+    torch.save(
+        {"base_model.model.lm_head.lora_A.weight": trap.payload}, folder / "adapter_model.bin"
+    )
 
 
 def attention_is_a_kernel_of_somebody(folder: Path, trap: Trap) -> None:
@@ -296,7 +338,9 @@ def attention_is_a_kernel_of_somebody(folder: Path, trap: Trap) -> None:
 
 
 def weights_are_said_to_be_quantised(folder: Path, trap: Trap) -> None:
-    changed_config(folder, quantization_config={"quant_method": "gptq", "bits": 4, "backend": "crafted"})
+    changed_config(
+        folder, quantization_config={"quant_method": "gptq", "bits": 4, "backend": "crafted"}
+    )
 
 
 FOLDERS = [

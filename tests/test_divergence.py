@@ -1,4 +1,6 @@
-"""A run that diverges: it gets a result without a score, its study goes on, and the report shows it."""
+"""A run that diverges: it gets a result without a score, its study goes on, and the report shows
+it.
+"""
 
 import json
 import math
@@ -28,7 +30,10 @@ from tokencodes.train.metrics import Silent
 from tokencodes.train.nonfinite import HeldOutNotFinite, NonFinite
 from tokencodes.train.run import train
 
-ARMS = {"learned": {"interface": "learned"}, "wild": {"interface": "binary", "overrides": {"peak_lr": 1e30}}}
+ARMS = {
+    "learned": {"interface": "learned"},
+    "wild": {"interface": "binary", "overrides": {"peak_lr": 1e30}},
+}
 
 
 class Listener(Silent):
@@ -58,11 +63,17 @@ def diverged(wild, tmp_path_factory) -> tuple[Path, list[str]]:
 @pytest.fixture(scope="module")
 def whole(dataset, tmp_path_factory) -> Path:
     """A finished study of three arms and two seeds, in which no run diverged."""
-    arms = {"learned": {"interface": "learned"}, "binary": {"interface": "binary"}, "gf2": {"interface": "gf2"}}
+    arms = {
+        "learned": {"interface": "learned"},
+        "binary": {"interface": "binary"},
+        "gf2": {"interface": "gf2"},
+    }
     keys = {"seeds": [1, 2], "baseline": "learned", "contrasts": [["gf2", "binary"]]}
     out = tmp_path_factory.mktemp("whole") / "study"
     study = tiny_study(dataset.path, arms=arms, budget={"tokens": 128})
-    assert compare(study.model_copy(update={"study": StudyKeys.model_validate(keys)}), out, Silent())
+    assert compare(
+        study.model_copy(update={"study": StudyKeys.model_validate(keys)}), out, Silent()
+    )
     return out
 
 
@@ -76,11 +87,18 @@ def mark_as_diverged(run: Path) -> None:
     """Changes the result of a run that is done: as if it had diverged in step 5."""
     result = ResultRecord.model_validate(read_json(run / "result.json"))
     scores = dict.fromkeys(("held_out_loss", "bits_per_byte", "perplexity"))
-    change = {"status": "diverged", "divergence": {"reason": "loss nan", "step": 5, "last_loss": 4.5}, "steps": 4, **scores}
+    change = {
+        "status": "diverged",
+        "divergence": {"reason": "loss nan", "step": 5, "last_loss": 4.5},
+        "steps": 4,
+        **scores,
+    }
     write_json(run / "result.json", {**result.model_dump(mode="json"), **change})
 
 
-def test_a_run_of_a_study_that_is_not_finite_gets_a_result_marked_diverged_and_the_study_goes_on(diverged, wild):
+def test_a_run_of_a_study_that_is_not_finite_gets_a_result_marked_diverged_and_the_study_goes_on(
+    diverged, wild
+):
     out, lines = diverged
     for seed in (1, 2):
         text = (out / "wild" / f"seed-{seed}" / "result.json").read_text()
@@ -89,9 +107,16 @@ def test_a_run_of_a_study_that_is_not_finite_gets_a_result_marked_diverged_and_t
         assert (result.status, result.steps) == ("diverged", 1)
         assert (result.held_out_loss, result.bits_per_byte, result.perplexity) == (None, None, None)
         assert result.divergence.step == 2
-        assert result.divergence.reason.startswith("loss nan and gradient norm nan in step 2 (windows 4 to 7); it begins at")
-        first = [json.loads(line) for line in (out / "wild" / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()]
-        assert result.divergence.last_loss == next(line["loss"] for line in first if line["kind"] == "step")
+        assert result.divergence.reason.startswith(
+            "loss nan and gradient norm nan in step 2 (windows 4 to 7); it begins at"
+        )
+        first = [
+            json.loads(line)
+            for line in (out / "wild" / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
+        ]
+        assert result.divergence.last_loss == next(
+            line["loss"] for line in first if line["kind"] == "step"
+        )
         assert not (out / "wild" / f"seed-{seed}" / "model").exists()
         assert not (out / "wild" / f"seed-{seed}" / "sample.json").exists()
         assert read_result(out / "learned" / f"seed-{seed}").status == "done"
@@ -112,7 +137,9 @@ def test_a_diverged_run_is_not_trained_again(diverged, wild):
 def test_the_report_of_an_arm_that_always_diverged_has_its_row_and_no_number_for_it(diverged):
     page, summary = write_report(diverged[0])
     text = page.read_text()
-    assert "<td>wild</td><td>-</td><td>diverged, diverged</td><td>-</td><td>-</td><td>-</td>" in text
+    assert (
+        "<td>wild</td><td>-</td><td>diverged, diverged</td><td>-</td><td>-</td><td>-</td>" in text
+    )
     assert "<b>2 of the 4 runs diverged.</b>" in text
     assert "wild seed 1 diverged in step 2: loss nan and gradient norm nan" in text
     assert "wild and learned cannot be compared: wild seed 1, wild seed 2 diverged." in text
@@ -120,7 +147,10 @@ def test_the_report_of_an_arm_that_always_diverged_has_its_row_and_no_number_for
     assert (summary["finished"], summary["asked"], summary["matched"]) == (4, 4, True)
     assert list(summary["arms"]) == ["learned"]
     assert summary["pairs"] == []
-    assert [(run["arm"], run["seed"], run["step"]) for run in summary["diverged"]] == [("wild", 1, 2), ("wild", 2, 2)]
+    assert [(run["arm"], run["seed"], run["step"]) for run in summary["diverged"]] == [
+        ("wild", 1, 2),
+        ("wild", 2, 2),
+    ]
     assert "NaN" not in (diverged[0] / "summary.json").read_text()
 
 
@@ -140,7 +170,10 @@ def test_means_and_pairs_stand_on_the_seeds_that_did_not_diverge_and_say_so(whol
     assert summary["matched"] is True  # the diverged run saw fewer windows, and is in no pair
     text = page.read_text()
     assert f"<td>{kept:.3f}, diverged</td>" in text
-    assert "gf2 seed 2 diverged in step 5: loss nan. The last finite training loss was 4.500 nats per token." in text
+    assert (
+        "gf2 seed 2 diverged in step 5: loss nan. The last finite training loss was 4.500 nats per"
+        " token." in text
+    )
     assert ">1 diverged</text>" in text
 
 
@@ -156,7 +189,9 @@ def test_a_baseline_that_lost_a_seed_is_named_in_every_pair(whole, tmp_path):
 
 
 def test_a_study_in_which_every_run_diverged_has_a_page(dataset, tmp_path):
-    study = tiny_study(dataset.path, arms={"learned": {"interface": "learned", "overrides": {"peak_lr": 1e38}}})
+    study = tiny_study(
+        dataset.path, arms={"learned": {"interface": "learned", "overrides": {"peak_lr": 1e38}}}
+    )
     assert compare(study, tmp_path, Silent())
     page, summary = write_report(tmp_path)
     assert len(summary["diverged"]) == 2
@@ -164,7 +199,15 @@ def test_a_study_in_which_every_run_diverged_has_a_page(dataset, tmp_path):
 
 
 def test_a_single_run_that_is_not_finite_exits_with_1_and_has_no_result(wild, tmp_path, capsys):
-    arguments = ["train", as_preset(wild, tmp_path), "--arm", "wild", "--out", str(tmp_path / "run"), "--json"]
+    arguments = [
+        "train",
+        as_preset(wild, tmp_path),
+        "--arm",
+        "wild",
+        "--out",
+        str(tmp_path / "run"),
+        "--json",
+    ]
     assert command(arguments) == 1
     said = capsys.readouterr()
     assert said.out == ""
@@ -175,12 +218,18 @@ def test_a_single_run_that_is_not_finite_exits_with_1_and_has_no_result(wild, tm
 
 @pytest.fixture(scope="module")
 def far_away(dataset):
-    """One step at a rate that takes the held-out loss to millions of nats: finite, and its exponential is not."""
+    """One step at a rate that takes the held-out loss to millions of nats: finite, and its
+    exponential is not.
+    """
     arms = {"wild": {"interface": "binary", "overrides": {"peak_lr": 1e3}}}
-    return tiny_study(dataset.path, arms=arms, study={"seeds": [1], "baseline": "wild"}, budget={"tokens": 64})
+    return tiny_study(
+        dataset.path, arms=arms, study={"seeds": [1], "baseline": "wild"}, budget={"tokens": 64}
+    )
 
 
-def test_a_held_out_loss_above_709_nats_is_a_result_marked_diverged(far_away, dataset, tmp_path, capsys):
+def test_a_held_out_loss_above_709_nats_is_a_result_marked_diverged(
+    far_away, dataset, tmp_path, capsys
+):
     arguments = ["train", as_preset(far_away, tmp_path), "--out", str(tmp_path / "run"), "--json"]
     assert command(arguments) == 1
     said = capsys.readouterr()
@@ -197,9 +246,13 @@ def test_a_held_out_loss_above_709_nats_is_a_result_marked_diverged(far_away, da
     assert len(write_report(tmp_path / "study")[1]["diverged"]) == 1
 
 
-def test_a_held_out_loss_that_is_not_finite_stops_the_run_and_is_named(study, dataset, tmp_path, monkeypatch):
+def test_a_held_out_loss_that_is_not_finite_stops_the_run_and_is_named(
+    study, dataset, tmp_path, monkeypatch
+):
     monkeypatch.setattr("tokencodes.train.loop.window_loss", lambda *arguments: math.inf)
-    with pytest.raises(HeldOutNotFinite, match="held-out loss inf after step 0, whose own loss was finite"):
+    with pytest.raises(
+        HeldOutNotFinite, match="held-out loss inf after step 0, whose own loss was finite"
+    ):
         train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
     result = train(study.run("gf2", 1), dataset, tmp_path / "study", Silent(), keep_divergence=True)
     assert result.divergence == Divergence(
@@ -207,7 +260,9 @@ def test_a_held_out_loss_that_is_not_finite_stops_the_run_and_is_named(study, da
     )
 
 
-def test_the_error_of_a_run_that_stopped_names_the_step_and_keeps_what_was_computed(wild, dataset, tmp_path):
+def test_the_error_of_a_run_that_stopped_names_the_step_and_keeps_what_was_computed(
+    wild, dataset, tmp_path
+):
     with pytest.raises(NonFinite) as caught:
         train(wild.run("wild", 1), dataset, tmp_path, Silent())
     assert caught.value.step == 2
@@ -241,7 +296,9 @@ def test_a_checkpoint_of_weights_that_give_no_finite_loss_can_be_written(study, 
         ({"more": 1}, "more = 1"),
     ],
 )
-def test_a_result_with_wrong_contents_is_one_line_that_names_file_and_field(change, complaint, study, dataset, tmp_path):
+def test_a_result_with_wrong_contents_is_one_line_that_names_file_and_field(
+    change, complaint, study, dataset, tmp_path
+):
     result = train(study.run("gf2", 1), dataset, tmp_path, Silent())
     write_json(tmp_path / "result.json", {**result.model_dump(mode="json"), **change})
     with pytest.raises(InputError) as caught:
@@ -251,7 +308,9 @@ def test_a_result_with_wrong_contents_is_one_line_that_names_file_and_field(chan
 
 
 @pytest.mark.parametrize("contents", ["{}", "[]", "null", "3", '"text"'])
-def test_a_result_that_is_no_record_is_one_line_in_train_and_in_report(contents, study, diverged, wild, tmp_path, capsys):
+def test_a_result_that_is_no_record_is_one_line_in_train_and_in_report(
+    contents, study, diverged, wild, tmp_path, capsys
+):
     shutil.copytree(diverged[0], tmp_path / "study")
     file = tmp_path / "study" / "learned" / "seed-1" / "result.json"
     file.write_text(contents)
@@ -265,13 +324,29 @@ def test_a_perplexity_that_overflows_is_none_and_is_shown_as_over_1e308():
     assert perplexity(709.0) == math.exp(709.0)
     assert [perplexity(nats) for nats in (710.0, 1e6, math.inf, math.nan)] == [None] * 4
     wikitext = benchmarks("wikitext")
-    document = {"task": "wikitext", "nats": 1e6, "words": 10, "bytes": 60, "lost_bytes": 0, "metrics": {"bits_per_byte": None}}
+    document = {
+        "task": "wikitext",
+        "nats": 1e6,
+        "words": 10,
+        "bytes": 60,
+        "lost_bytes": 0,
+        "metrics": {"bits_per_byte": None},
+    }
     values = results(wikitext, [document])
-    assert (values["wikitext"]["word_perplexity"], values["wikitext"]["byte_perplexity"]) == (None, None)
+    assert (values["wikitext"]["word_perplexity"], values["wikitext"]["byte_perplexity"]) == (
+        None,
+        None,
+    )
     json.dumps(values, allow_nan=False)
-    summary = {"identity": {"model": "m", "step": None}, "results": values, "audit": [{"name": "wikitext", "requests": 1}]}
+    summary = {
+        "identity": {"model": "m", "step": None},
+        "results": values,
+        "audit": [{"name": "wikitext", "requests": 1}],
+    }
     assert f"| {OVERFLOW} |" in results_grid([summary]).markdown()
-    lambada = results(benchmarks("lambada"), [{"task": "lambada", "nats": 1e4, "metrics": {"acc": 0.0}}])
+    lambada = results(
+        benchmarks("lambada"), [{"task": "lambada", "nats": 1e4, "metrics": {"acc": 0.0}}]
+    )
     assert lambada["lambada"]["perplexity"] is None
 
 
@@ -286,8 +361,9 @@ def test_lm_evals_own_perplexity_that_overflows_does_not_end_an_evaluation():
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (0.039, "0.0390"), (0.0, "0"), (981.25, "981"), (12.345, "12.3"), (1234.5, "1,234"), (0.9996, "1.00"),
-        (-0.039, "-0.0390"), (99.96, "100"), (1e-7, "1.00e-07"), (1e20, "1.00e+20"), (math.inf, "inf"),
+        (0.039, "0.0390"), (0.0, "0"), (981.25, "981"), (12.345, "12.3"), (1234.5, "1,234"),
+        (0.9996, "1.00"), (-0.039, "-0.0390"), (99.96, "100"), (1e-7, "1.00e-07"),
+        (1e20, "1.00e+20"), (math.inf, "inf"),
     ],
 )  # fmt: skip
 def test_a_small_number_is_shown_with_significant_digits(value, shown):

@@ -12,7 +12,8 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     write_text(tmp_path / "a.txt", "old")
 
     def full(descriptor):
-        assert (tmp_path / "a.txt").read_text() == "old"  # not touched before the new bytes are safe
+        # not touched before the new bytes are safe
+        assert (tmp_path / "a.txt").read_text() == "old"
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -39,7 +40,11 @@ def test_damaged_files_are_named(tmp_path):
 
 
 def test_one_program_a_folder(tmp_path):
-    with only_one(tmp_path / "x"), pytest.raises(InputError, match="another program"), only_one(tmp_path / "x"):
+    with (
+        only_one(tmp_path / "x"),
+        pytest.raises(InputError, match="another program"),
+        only_one(tmp_path / "x"),
+    ):
         pass
     with only_one(tmp_path / "x"):
         pass

@@ -17,7 +17,13 @@ from tokencodes.errors import InputError
 from tokencodes.export.exporting import export
 from tokencodes.hub import fetch, load, push
 
-LLAMA = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+LLAMA = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 COMMIT = "a" * 40
 
 
@@ -33,7 +39,11 @@ class StandIn(BaseHTTPRequestHandler):
     def answer(self, value, status=200, **headers):
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
-        for name, told in {"Content-Length": str(len(data)), "X-Repo-Commit": COMMIT, **headers}.items():
+        for name, told in {
+            "Content-Length": str(len(data)),
+            "X-Repo-Commit": COMMIT,
+            **headers,
+        }.items():
             self.send_header(name.replace("_", "-"), told)
         self.end_headers()
         if self.command != "HEAD":
@@ -46,18 +56,33 @@ class StandIn(BaseHTTPRequestHandler):
         address, data = f"http://{self.headers['Host']}", self.body()
         if self.path == "/api/repos/create":
             told = json.loads(data)
-            self.answer({"url": f"{address}/{told.get('organization', 'me')}/{told['name']}", "name": told["name"]})
+            self.answer(
+                {
+                    "url": f"{address}/{told.get('organization', 'me')}/{told['name']}",
+                    "name": told["name"],
+                }
+            )
         elif self.path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             files = json.loads(data)["files"]
             self.answer(
-                {"files": [{"path": one["path"], "uploadMode": self.mode(one), "shouldIgnore": False} for one in files]}
+                {
+                    "files": [
+                        {"path": one["path"], "uploadMode": self.mode(one), "shouldIgnore": False}
+                        for one in files
+                    ]
+                }
             )
         elif self.path.endswith("/info/lfs/objects/batch"):
             objects = json.loads(data)["objects"]
-            done = [{**one, "actions": {"upload": {"href": f"{address}/objects/{one['oid']}"}}} for one in objects]
-            self.answer({"transfer": "basic", "objects": done}, Content_Type="application/vnd.git-lfs+json")
+            done = [
+                {**one, "actions": {"upload": {"href": f"{address}/objects/{one['oid']}"}}}
+                for one in objects
+            ]
+            self.answer(
+                {"transfer": "basic", "objects": done}, Content_Type="application/vnd.git-lfs+json"
+            )
         elif "/commit/" in self.path:
             for line in data.splitlines():
                 told = json.loads(line)
@@ -79,9 +104,15 @@ class StandIn(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path.startswith("/api/models/me/model/tree/"):
             kind = {"type": "file", "oid": COMMIT}
-            self.answer([{**kind, "path": name, "size": len(data)} for name, data in self.files.items()])
+            self.answer(
+                [{**kind, "path": name, "size": len(data)} for name, data in self.files.items()]
+            )
         elif self.path.startswith("/api/models/me/model"):
-            told = {"id": "me/model", "sha": COMMIT, "siblings": [{"rfilename": name} for name in self.files]}
+            told = {
+                "id": "me/model",
+                "sha": COMMIT,
+                "siblings": [{"rfilename": name} for name in self.files],
+            }
             self.answer({**told, "private": True, "tags": [], "downloads": 0, "likes": 0})
         elif "/resolve/" in self.path and self.path.startswith("/me/model/"):
             name = self.path.partition("/resolve/")[2].partition("/")[2]
@@ -106,7 +137,11 @@ def hub(tmp_path, monkeypatch):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -124,7 +159,12 @@ def test_a_dry_run_shows_every_file_and_sends_nothing(hub, tmp_path, tokenizer_p
         "README.md",
         "certificate.json",
     }
-    assert all(one["bytes"] == (tmp_path / "out" / one["name"]).stat().st_size for one in told["files"]) and not hub.files
+    assert (
+        all(
+            one["bytes"] == (tmp_path / "out" / one["name"]).stat().st_size for one in told["files"]
+        )
+        and not hub.files
+    )
 
 
 def test_what_goes_up_comes_down_and_is_the_same_model(hub, tmp_path, tokenizer_path, capsys):
@@ -134,7 +174,9 @@ def test_what_goes_up_comes_down_and_is_the_same_model(hub, tmp_path, tokenizer_
         name: len(data) for name, data in hub.files.items() if name != ".gitattributes"
     }
     folder = fetch("me/model")
-    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (
+        tmp_path / "out" / "model.safetensors"
+    ).read_bytes()
     assert command(["import", "me/model", "--out", str(tmp_path / "again")]) == 0
     assert "gf2, as its file says" in capsys.readouterr().out
     assert type(load("me/model")).__name__ == "LlamaForCausalLM"
@@ -144,10 +186,14 @@ def test_what_goes_up_comes_down_and_is_the_same_model(hub, tmp_path, tokenizer_
 
 
 def test_what_is_not_there_or_not_certified_is_one_line(hub, tmp_path):
-    with pytest.raises(InputError, match="me/other: no such path here, and as a hub id it could not be had"):
+    with pytest.raises(
+        InputError, match="me/other: no such path here, and as a hub id it could not be had"
+    ):
         fetch("me/other")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(InputError, match=r"only what `tokencodes export` or `import` made and checked is pushed"):
+    with pytest.raises(
+        InputError, match=r"only what `tokencodes export` or `import` made and checked is pushed"
+    ):
         push(tmp_path / "folder", "me/model")
     (tmp_path / "folder" / "certificate.json").write_text("{}")
     with pytest.raises(InputError, match="only what"):
@@ -157,14 +203,20 @@ def test_what_is_not_there_or_not_certified_is_one_line(hub, tmp_path):
 def test_only_what_was_certified_is_pushed(hub, tmp_path, tokenizer_path):
     export(saved(trained("gf2"), tmp_path / "model", tokenizer_path), "llama", tmp_path / "out")
     (tmp_path / "out" / ".env").write_text("SECRET=1")
-    assert ".env" not in {one.name for one in push(tmp_path / "out", "me/model")} and ".env" not in hub.files
+    assert (
+        ".env" not in {one.name for one in push(tmp_path / "out", "me/model")}
+        and ".env" not in hub.files
+    )
     with pytest.raises(InputError, match="a repository is OWNER/NAME"):
         push(tmp_path / "out", "model")
     for name in ("me/..", "me/a--b"):
-        with pytest.raises(InputError, match=r"no name for a repository|a repository is OWNER/NAME"):
+        with pytest.raises(
+            InputError, match=r"no name for a repository|a repository is OWNER/NAME"
+        ):
             push(tmp_path / "out", name, dry_run=True)
     card = tmp_path / "out" / "README.md"
-    card.write_text(card.read_text().replace("---\n", "---\nlicense: mit\n", 1))  # it is its owner's to complete
+    # it is its owner's to complete
+    card.write_text(card.read_text().replace("---\n", "---\nlicense: mit\n", 1))
     push(tmp_path / "out", "me/model")
     assert b"license: mit" in hub.files["README.md"]
     (tmp_path / "out" / "config.json").write_text("{}")
@@ -175,17 +227,23 @@ def test_only_what_was_certified_is_pushed(hub, tmp_path, tokenizer_path):
 def test_what_cannot_be_loaded_is_one_line(tmp_path, tokenizer_path):
     export(saved(trained("gf2"), tmp_path / "model", tokenizer_path), "llama", tmp_path / "out")
     file, config = tmp_path / "out" / "model.safetensors", tmp_path / "out" / "config.json"
-    config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    config.write_text(
+        config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true')
+    )
     with pytest.raises(InputError, match="tie_word_embeddings is true"):
         load(tmp_path / "out")
-    config.write_text(config.read_text().replace('"tie_word_embeddings": true', '"tie_word_embeddings": false'))
+    config.write_text(
+        config.read_text().replace('"tie_word_embeddings": true', '"tie_word_embeddings": false')
+    )
     file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(InputError, match=r"out: cannot be loaded \("):
         load(tmp_path / "out")
     file.unlink()
     with pytest.raises(InputError, match=r"out: cannot be loaded \("):
         load(tmp_path / "out")
-    LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)).save_pretrained(tmp_path / "tied")
+    LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)).save_pretrained(
+        tmp_path / "tied"
+    )
     assert load(str(tmp_path / "tied")).config.tie_word_embeddings  # it has no head to overwrite
     (tmp_path / "x.gguf").touch()
     with pytest.raises(InputError, match="`tokencodes import` makes a model of ours of it"):

@@ -40,7 +40,9 @@ def test_a_deeper_model_keeps_the_draw_of_the_blocks_it_has():
 
 @pytest.mark.parametrize("base", [0.02, 0.07])
 def test_the_table_of_inits(base):
-    parameters = drawn("learned:std=0.5", 1, hidden_size=64, intermediate_size=256, initializer_range=base)
+    parameters = drawn(
+        "learned:std=0.5", 1, hidden_size=64, intermediate_size=256, initializer_range=base
+    )
     for name, value in parameters.items():
         if value.dim() == 1:
             assert torch.equal(value, torch.ones_like(value)), name
@@ -82,6 +84,10 @@ def test_the_buffers_of_a_code_are_written_anew():
 
 def test_learned_coordinates_begin_as_their_words():
     assert torch.equal(
-        drawn("learned-code", 3)["model.embed_tokens.coordinates"], drawn("learned-code", 4)["model.embed_tokens.coordinates"]
+        drawn("learned-code", 3)["model.embed_tokens.coordinates"],
+        drawn("learned-code", 4)["model.embed_tokens.coordinates"],
     )
-    assert drawn("learned-code", 3)["model.embed_tokens.coordinates"].unique().tolist() == [0.0, 1.0]
+    assert drawn("learned-code", 3)["model.embed_tokens.coordinates"].unique().tolist() == [
+        0.0,
+        1.0,
+    ]

@@ -7,7 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tokencodes import FixedCode, InputError, InterfaceSpec, LearnedTable, build_codebook, build_interface
+from tokencodes import (
+    FixedCode,
+    InputError,
+    InterfaceSpec,
+    LearnedTable,
+    build_codebook,
+    build_interface,
+)
 from tokencodes.codes import lift
 from tokencodes.codes.codebook import matrix_hash
 from tokencodes.interfaces import base
@@ -60,7 +67,17 @@ def test_a_token_has_one_vector_wherever_it_stands(spec):
     assert torch.equal(module(ids), module.materialize()[ids])
 
 
-WORDS = ["binary", "gf2", "gray", "ecc", "random:width=20", "digits:base=3", "gaussian:width=12", "sphere:width=12", "sincos"]
+WORDS = [
+    "binary",
+    "gf2",
+    "gray",
+    "ecc",
+    "random:width=20",
+    "digits:base=3",
+    "gaussian:width=12",
+    "sphere:width=12",
+    "sincos",
+]
 SHAPED = [
     "learned",
     *WORDS,
@@ -79,14 +96,18 @@ SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 
 @pytest.mark.parametrize("spec", SHAPED)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     shape=SHAPES,
     seed=st.integers(0, 99),
     ids_dtype=st.sampled_from([torch.int64, torch.int32]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_ids_of_every_shape_that_an_embedding_takes_give_its_vectors(spec, shape, seed, ids_dtype, dtype):
+def test_ids_of_every_shape_that_an_embedding_takes_give_its_vectors(
+    spec, shape, seed, ids_dtype, dtype
+):
     module = interface(spec).to(dtype)
     plain = nn.Embedding.from_pretrained(module.materialize())
     ids = torch.randint(0, 320, shape, generator=torch.Generator().manual_seed(seed)).to(ids_dtype)
@@ -94,14 +115,19 @@ def test_ids_of_every_shape_that_an_embedding_takes_give_its_vectors(spec, shape
         found, expected = module(ids), plain(ids)
         scaled = ScaledInput(module, 6.0)(ids)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype) == ((*shape, 36), dtype)
-    if "orthogonal" in spec:  # a matrix product may add up in another order for another number of ids
+    if (
+        "orthogonal" in spec
+    ):  # a matrix product may add up in another order for another number of ids
         torch.testing.assert_close(found, expected)
     else:
         assert torch.equal(found, expected)
     assert torch.equal(scaled, found * torch.tensor(6.0, dtype=dtype))
 
 
-@pytest.mark.parametrize("spec", [*SHAPED[:4], *(spec for spec in SHAPED if "lift" in spec or spec == "gf2:storage=computed")])
+@pytest.mark.parametrize(
+    "spec",
+    [*SHAPED[:4], *(spec for spec in SHAPED if "lift" in spec or spec == "gf2:storage=computed")],
+)
 def test_ids_of_every_shape_compile_to_one_graph(spec):
     module = interface(spec)
     table = module.materialize()
@@ -112,7 +138,9 @@ def test_ids_of_every_shape_compile_to_one_graph(spec):
         torch.testing.assert_close(found, table[ids])
 
 
-@pytest.mark.parametrize("spec", ["learned", "binary", "learned-code", "gaussian:width=12", "gf2:storage=computed"])
+@pytest.mark.parametrize(
+    "spec", ["learned", "binary", "learned-code", "gaussian:width=12", "gf2:storage=computed"]
+)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 2, 2)])
 @pytest.mark.parametrize("id", [-1, 320])
 def test_an_id_outside_the_vocabulary_is_named_in_every_shape(spec, shape, id):
@@ -128,7 +156,9 @@ def test_an_input_is_the_lifted_coordinates(spec):
     module, parsed = interface(spec), InterfaceSpec.parse(spec)
     z = build_codebook(parsed, 320).coordinates(36).astype(np.float64)
     expected = z @ lift.matrix(parsed.lift, z.shape[1], 36, parsed.lift_seed).T
-    np.testing.assert_allclose(module.materialize().double().numpy(), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        module.materialize().double().numpy(), expected, rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("spec", FIXED)
@@ -142,7 +172,10 @@ def test_a_fixed_code_trains_nothing(spec):
 @pytest.mark.parametrize("spec", COMPUTED)
 def test_a_computed_code_is_bitwise_the_looked_up_one_and_stores_no_table(spec, ids):
     told = f"{spec}{',' if ':' in spec else ':'}ids={ids}"
-    computed, looked_up = interface(f"{told},storage=computed", 3071, 204), interface(told, 3071, 204)
+    computed, looked_up = (
+        interface(f"{told},storage=computed", 3071, 204),
+        interface(told, 3071, 204),
+    )
     assert torch.equal(computed.materialize(), looked_up.materialize())
     assert computed.sha256 == looked_up.sha256
     assert max((buffer.numel() for buffer in computed.buffers()), default=0) <= 204 * 12
@@ -160,13 +193,20 @@ def test_a_learned_code_trains_its_coordinates_only():
     module(torch.tensor([[3, 3, 5]])).sum().backward()
     gradient = module.coordinates.grad
     assert torch.equal(gradient.abs().sum(1).nonzero()[:, 0], torch.tensor([3, 5]))
-    assert torch.equal(gradient[3], torch.full((9,), 2.0 * 4))  # two places, four channels a coordinate
+    # two places, four channels a coordinate
+    assert torch.equal(gradient[3], torch.full((9,), 2.0 * 4))
 
 
 def test_scale_match_gives_the_norm_of_a_learned_table():
-    for spec in ("binary:scale=match", "gaussian:width=20,scale=match,lift=interleave", "gf2:scale=match,lift=pad,center=true"):
+    for spec in (
+        "binary:scale=match",
+        "gaussian:width=20,scale=match,lift=interleave",
+        "gf2:scale=match,lift=pad,center=true",
+    ):
         assert interface(spec).describe().squared_norm_mean == pytest.approx(36 * 0.02**2, rel=1e-5)
-    assert interface("binary:scale=match,std=1").describe().squared_norm_mean == pytest.approx(36, rel=1e-5)
+    assert interface("binary:scale=match,std=1").describe().squared_norm_mean == pytest.approx(
+        36, rel=1e-5
+    )
 
 
 def test_center_takes_away_the_mean_of_the_vocabulary():
@@ -175,12 +215,17 @@ def test_center_takes_away_the_mean_of_the_vocabulary():
 
 
 def test_an_orthogonal_lift_keeps_the_norms_of_tile():
-    tiled, turned = interface("binary").materialize(), interface("binary:lift=orthogonal").materialize()
+    tiled, turned = (
+        interface("binary").materialize(),
+        interface("binary:lift=orthogonal").materialize(),
+    )
     torch.testing.assert_close((tiled**2).sum(1), (turned**2).sum(1))
 
 
 def test_tile_and_interleave_differ():
-    assert not torch.equal(interface("binary").materialize(), interface("binary:lift=interleave").materialize())
+    assert not torch.equal(
+        interface("binary").materialize(), interface("binary:lift=interleave").materialize()
+    )
 
 
 @pytest.mark.parametrize("spec", ["learned", *CODES])
@@ -224,7 +269,12 @@ def test_one_flipped_bit_is_found_and_placed(buffer):
 
 
 @pytest.mark.parametrize(
-    ("spec", "buffer"), [("gaussian", "codebook"), ("binary:lift=orthogonal", "lift"), ("binary:scale=match", "levels")]
+    ("spec", "buffer"),
+    [
+        ("gaussian", "codebook"),
+        ("binary:lift=orthogonal", "lift"),
+        ("binary:scale=match", "levels"),
+    ],
 )
 def test_one_flipped_bit_of_a_float_table_is_found(spec, buffer):
     module = interface(spec)
@@ -267,16 +317,22 @@ def test_described_norms_and_rank_are_those_of_the_table():
         table = module.materialize().double()
         norms, facts = (table**2).sum(1), module.describe()
         found = facts.squared_norm_mean, facts.squared_norm_min, facts.squared_norm_max
-        assert found == pytest.approx((float(norms.mean()), float(norms.min()), float(norms.max())), rel=1e-5), spec
+        assert found == pytest.approx(
+            (float(norms.mean()), float(norms.min()), float(norms.max())), rel=1e-5
+        ), spec
         assert facts.rank == int(torch.linalg.matrix_rank(table, rtol=1e-5)), spec
 
 
 def test_a_model_narrower_than_the_code_is_refused():
-    with pytest.raises(InputError, match=r"a model width of 8 is below the code width 9; set hidden_size >= 9"):
+    with pytest.raises(
+        InputError, match=r"a model width of 8 is below the code width 9; set hidden_size >= 9"
+    ):
         interface("binary", 320, 8)
 
 
-@pytest.mark.parametrize("spec", ["learned", "gf2", "binary:lift=orthogonal", "random:width=33,storage=computed"])
+@pytest.mark.parametrize(
+    "spec", ["learned", "gf2", "binary:lift=orthogonal", "random:width=33,storage=computed"]
+)
 def test_blocks_are_the_whole_table_once(spec, monkeypatch):
     module = interface(spec)
     for entries, rows in ((1, 1), (36 * 7, 7), (36 * 320, 320), (36 * 400, 400)):
@@ -287,18 +343,29 @@ def test_blocks_are_the_whole_table_once(spec, monkeypatch):
 
 
 def test_a_given_matrix_that_gives_two_tokens_one_word_is_refused():
-    for columns, refused in (([0, 1, 2, 3, 4, 5, 6, 7, 7], True), ([0, 1, 2, 3, 4, 5, 6, 7, 8], False)):
-        arrays = {"matrix": np.eye(9, dtype=np.uint8)[:, columns], "offset": np.zeros(9, dtype=np.uint8)}
+    for columns, refused in (
+        ([0, 1, 2, 3, 4, 5, 6, 7, 7], True),
+        ([0, 1, 2, 3, 4, 5, 6, 7, 8], False),
+    ):
+        arrays = {
+            "matrix": np.eye(9, dtype=np.uint8)[:, columns],
+            "offset": np.zeros(9, dtype=np.uint8),
+        }
         spec = InterfaceSpec.parse(f"gf2:matrix={matrix_hash(arrays)}")
         if refused:
-            with pytest.raises(InputError, match="its matrix gives two of 320 tokens one word; take an invertible one"):
+            with pytest.raises(
+                InputError,
+                match="its matrix gives two of 320 tokens one word; take an invertible one",
+            ):
                 build_interface(spec, 320, 36, None, arrays)
         else:
             build_interface(spec, 320, 36, None, arrays).check()
     wide = np.eye(12, dtype=np.uint8)
     wide[:, 11] = wide[:, 10]  # columns that no id of nine bits reaches
     arrays = {"matrix": wide, "offset": np.zeros(12, dtype=np.uint8)}
-    build_interface(InterfaceSpec.parse(f"gf2:width=12,matrix={matrix_hash(arrays)}"), 320, 36, None, arrays).check()
+    build_interface(
+        InterfaceSpec.parse(f"gf2:width=12,matrix={matrix_hash(arrays)}"), 320, 36, None, arrays
+    ).check()
 
 
 def test_a_scale_that_makes_every_vector_zero_is_refused():

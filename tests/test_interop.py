@@ -1,4 +1,6 @@
-"""Contracts with the tools of people who look inside models: `pip install tokencodes[interop]`, else skipped."""
+"""Contracts with the tools of people who look inside models: `pip install tokencodes[interop]`,
+else skipped.
+"""
 
 import pytest
 import torch
@@ -16,9 +18,17 @@ def ids() -> torch.Tensor:
 
 def plain_llama(model) -> LlamaForCausalLM:
     """The same function as a plain Llama: the fixed input written out as a table."""
-    plain = LlamaForCausalLM(LlamaConfig(**SHAPE, rms_norm_eps=1e-5, tie_word_embeddings=False)).eval()
-    weights = {name: value for name, value in model.state_dict().items() if not name.startswith("model.embed_tokens")}
-    plain.load_state_dict({**weights, "model.embed_tokens.weight": model.input_interface.materialize()})
+    plain = LlamaForCausalLM(
+        LlamaConfig(**SHAPE, rms_norm_eps=1e-5, tie_word_embeddings=False)
+    ).eval()
+    weights = {
+        name: value
+        for name, value in model.state_dict().items()
+        if not name.startswith("model.embed_tokens")
+    }
+    plain.load_state_dict(
+        {**weights, "model.embed_tokens.weight": model.input_interface.materialize()}
+    )
     return plain
 
 
@@ -43,9 +53,9 @@ def test_transformer_lens_bridges_the_materialised_llama(ids, tokenizer_path, tm
     model = model_of("gf2")
     plain = plain_llama(model)
     plain.save_pretrained(tmp_path)
-    PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_path), bos_token=END, eos_token=END, pad_token=END).save_pretrained(
-        tmp_path
-    )
+    PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_path), bos_token=END, eos_token=END, pad_token=END
+    ).save_pretrained(tmp_path)
     bridged = bridge.TransformerBridge.boot_transformers(str(tmp_path), hf_model=plain)
     torch.testing.assert_close(bridged(ids), model(ids).logits, rtol=1e-4, atol=1e-5)
     _, cache = bridged.run_with_cache(ids)

@@ -1,4 +1,6 @@
-"""Ctrl-C is an interruption everywhere: exit 130 and one line, also where a library makes another error of it."""
+"""Ctrl-C is an interruption everywhere: exit 130 and one line, also where a library makes another
+error of it.
+"""
 
 import shutil
 from pathlib import Path
@@ -88,7 +90,9 @@ def test_an_error_that_an_interruption_caused_is_passed_on_as_one():
 
 
 @pytest.mark.parametrize("command", ["verify", "export", "evaluate"])
-def test_a_command_that_is_interrupted_inside_of_a_library_exits_with_130(command, trained, tmp_path, capsys, monkeypatch):
+def test_a_command_that_is_interrupted_inside_of_a_library_exits_with_130(
+    command, trained, tmp_path, capsys, monkeypatch
+):
     out, line = str(tmp_path / "out"), INTERRUPTED
     monkeypatch.setattr(TokenCodeConfig, "from_pretrained", wrapped)
     arguments = {
@@ -111,7 +115,9 @@ def test_an_interrupted_import_exits_with_130_and_writes_nothing(tmp_path, capsy
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_foreign_model_is_not_called_unreadable(tokenizer_path, tmp_path, monkeypatch):
+def test_an_interrupted_foreign_model_is_not_called_unreadable(
+    tokenizer_path, tmp_path, monkeypatch
+):
     GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
     shutil.copyfile(tokenizer_path, tmp_path / "tokenizer.json")
     monkeypatch.setattr(subject.AutoModelForCausalLM, "from_pretrained", wrapped)
@@ -130,5 +136,8 @@ def test_an_interrupted_runtime_does_not_differ(trained, tmp_path, monkeypatch):
         agreement.compare(None, wrapped, "runtime", "F32", False)
     monkeypatch.setattr(exporting, "compare", wrapped)
     shutil.copytree(trained / "model", tmp_path / "model")
-    assert run(["export", str(tmp_path / "model"), "--to", "llama", "--out", str(tmp_path / "out")]) == 130
+    assert (
+        run(["export", str(tmp_path / "model"), "--to", "llama", "--out", str(tmp_path / "out")])
+        == 130
+    )
     assert not (tmp_path / "out").exists()

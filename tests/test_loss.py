@@ -1,4 +1,6 @@
-"""Head and loss of every kernel against the plain formula in float64. Those that need a GPU skip where there is none."""
+"""Head and loss of every kernel against the plain formula in float64. Those that need a GPU skip
+where there is none.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,12 @@ from tests.conftest import fresh_model, tiny_study
 from tokencodes import loss
 from tokencodes.errors import InputError
 
-FLOATS = {"chunked": torch.float64, "torch": torch.float64, "liger": torch.float32, "cce": torch.bfloat16}
+FLOATS = {
+    "chunked": torch.float64,
+    "torch": torch.float64,
+    "liger": torch.float32,
+    "cce": torch.bfloat16,
+}
 EXACT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of the largest entry
 CPU_KERNELS = ["chunked", "torch", "auto"]
 
@@ -24,7 +31,13 @@ def kernel(request) -> str:
     return name
 
 
-def draw(targets: int, ignored: list[int], dtype: torch.dtype = torch.float64, width: int = 8, device: str = "cpu"):
+def draw(
+    targets: int,
+    ignored: list[int],
+    dtype: torch.dtype = torch.float64,
+    width: int = 8,
+    device: str = "cpu",
+):
     generator = torch.Generator().manual_seed(targets)
     h = torch.randn(targets, width, generator=generator, dtype=torch.float64)
     head = torch.randn(50, width, generator=generator, dtype=torch.float64)
@@ -58,9 +71,12 @@ def assert_close(found, expected, tolerance: float) -> None:
 @pytest.mark.parametrize("ignored", ["none", "some", "all"])
 @pytest.mark.parametrize("targets", [1, 7, 64])
 @pytest.mark.parametrize("chunk_entries", [1, 150, 1 << 23])
-def test_value_and_gradients_are_those_of_the_plain_formula(kernel, targets, ignored, chunk_entries, monkeypatch):
+def test_value_and_gradients_are_those_of_the_plain_formula(
+    kernel, targets, ignored, chunk_entries, monkeypatch
+):
     for name in ("CHUNK_ENTRIES", "CUDA_CHUNK_ENTRIES"):
-        monkeypatch.setattr(loss, name, chunk_entries)  # 150: three rows of 50, which divide neither 7 nor 64
+        # 150: three rows of 50, which divide neither 7 nor 64
+        monkeypatch.setattr(loss, name, chunk_entries)
     which = {"none": [], "some": [0, targets - 1], "all": list(range(targets))}[ignored]
     width, device = (64, "cuda") if kernel in loss.PACKAGES else (8, "cpu")
     h, head, ids = draw(targets, which, FLOATS[kernel], width, device)
@@ -81,7 +97,9 @@ def test_a_head_alone_can_be_trained(kernel):
     h, head, ids = draw(9, [2], FLOATS[kernel], width, device)
     loss.head_cross_entropy(h.detach(), head, ids, kernel).backward()
     expected = plain(h, head, ids)[2]
-    assert float((head.grad.double() - expected).abs().max()) <= EXACT[FLOATS[kernel]] * float(expected.abs().max())
+    assert float((head.grad.double() - expected).abs().max()) <= EXACT[FLOATS[kernel]] * float(
+        expected.abs().max()
+    )
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
@@ -121,7 +139,9 @@ def test_a_bfloat16_heads_gradient_is_summed_in_float32(monkeypatch):
 
 @pytest.mark.parametrize("kernel", ["chunked", "liger", "cce"], indirect=True)
 def test_under_autocast_the_matmul_is_bfloat16_and_the_rest_is_not(kernel, monkeypatch):
-    """The paper's setting: float32 parameters, bfloat16 matmul; the sum over targets and chunks must not be bfloat16."""
+    """The paper's setting: float32 parameters, bfloat16 matmul; the sum over targets and chunks
+    must not be bfloat16.
+    """
     device = "cuda" if kernel in loss.PACKAGES else "cpu"
     monkeypatch.setattr(loss, "CHUNK_ENTRIES", 500)  # 400 chunks
     h, head, ids = draw(4000, [7], torch.float32, 64, device)
@@ -129,16 +149,21 @@ def test_under_autocast_the_matmul_is_bfloat16_and_the_rest_is_not(kernel, monke
         value = loss.head_cross_entropy(h, head, ids, kernel)
     value.backward()
     assert (value.dtype, h.grad.dtype, head.grad.dtype) == (torch.float32,) * 3
-    exact = plain(h.detach().bfloat16(), head.detach().bfloat16(), ids)  # what is multiplied has bfloat16 entries
-    assert value.item() == pytest.approx(exact[0].item(), rel=1e-4)  # one bfloat16 number has errors up to 4e-3
+    # what is multiplied has bfloat16 entries
+    exact = plain(h.detach().bfloat16(), head.detach().bfloat16(), ids)
+    # one bfloat16 number has errors up to 4e-3
+    assert value.item() == pytest.approx(exact[0].item(), rel=1e-4)
     for one, other in zip((h.grad, head.grad), exact[1:], strict=True):
         assert (one.double() - other).norm() / other.norm() < 0.01
     with torch.no_grad():
-        assert value.item() != loss.head_cross_entropy(h, head, ids, kernel).item(), "not in bfloat16"
+        assert value.item() != loss.head_cross_entropy(h, head, ids, kernel).item(), (
+            "not in bfloat16"
+        )
 
 
 def test_under_autocast_the_heads_gradient_keeps_its_own_precision(monkeypatch):
-    monkeypatch.setattr(loss, "CHUNK_ENTRIES", 1000)  # what a chunk adds has bfloat16 entries, their sum has not
+    # what a chunk adds has bfloat16 entries, their sum has not
+    monkeypatch.setattr(loss, "CHUNK_ENTRIES", 1000)
     h, head, ids = draw(300, [], torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         loss.head_cross_entropy(h, head, ids, "chunked").backward()
@@ -188,7 +213,10 @@ def test_the_model_uses_its_head_kernel(monkeypatch):
 
 @pytest.mark.parametrize("kernel", ["liger", "cce"])
 def test_a_kernel_for_gpus_says_so_on_a_cpu(kernel):
-    with pytest.raises(InputError, match=rf"'{kernel}': runs on CUDA only, and these tensors are on cpu; use 'chunked'"):
+    with pytest.raises(
+        InputError,
+        match=rf"'{kernel}': runs on CUDA only, and these tensors are on cpu; use 'chunked'",
+    ):
         loss.head_cross_entropy(*draw(3, [], torch.float32), kernel)
 
 
@@ -204,7 +232,10 @@ def test_a_package_that_cannot_be_imported_says_why(monkeypatch):
         raise ImportError("No module named 'triton'")
 
     monkeypatch.setattr(loss.importlib, "import_module", broken)
-    with pytest.raises(InputError, match=r"'liger': No module named 'triton'; install it \(pip install 'liger-kernel"):
+    with pytest.raises(
+        InputError,
+        match=r"'liger': No module named 'triton'; install it \(pip install 'liger-kernel",
+    ):
         loss._liger(*draw(3, [], torch.float32))
 
 
@@ -233,13 +264,17 @@ class NewRelease:
     """As Apple has it."""
 
     @staticmethod
-    def linear_cross_entropy(e, c, targets, filter_eps="auto", accum_e_fp32=False, accum_c_fp32=False):
+    def linear_cross_entropy(
+        e, c, targets, filter_eps="auto", accum_e_fp32=False, accum_c_fp32=False
+    ):
         raise AssertionError("it must not be called")
 
 
 def test_a_cut_cross_entropy_that_adds_up_in_bfloat16_is_refused(monkeypatch):
     monkeypatch.setattr(loss, "_import", lambda kernel, module: OldRelease)
-    with pytest.raises(InputError, match=r"adds up the head's gradient in bfloat16; take Apple's own \(pip install"):
+    with pytest.raises(
+        InputError, match=r"adds up the head's gradient in bfloat16; take Apple's own \(pip install"
+    ):
         loss._cce(*draw(3, [], torch.bfloat16))
 
 
@@ -256,20 +291,26 @@ def test_a_cut_cross_entropy_that_adds_up_in_bfloat16_is_refused(monkeypatch):
         ([], None, torch.bfloat16, "chunked"),
     ],
 )
-def test_auto_on_a_gpu_takes_the_first_that_keeps_the_promise(there, release, dtype, chosen, monkeypatch):
+def test_auto_on_a_gpu_takes_the_first_that_keeps_the_promise(
+    there, release, dtype, chosen, monkeypatch
+):
     monkeypatch.setattr(loss, "installed", lambda kernel: kernel in there)
     monkeypatch.setattr(loss, "_import", lambda kernel, module: release)
     assert loss.choose_kernel("auto", "cuda", dtype) == chosen
     assert loss.choose_kernel("auto", "cpu", dtype) == "chunked"
 
 
-# What the module promises beside the numbers: which entries exist, and which package is asked for what.
+# What the module promises beside the numbers: which entries exist, and which package is asked for
+# what.
 
 
 def test_windows_become_inputs_and_targets_that_are_one_apart():
     windows = torch.tensor([[5, 6, 7, 8], [9, 3, -100, -100]])
     inputs, targets = loss.inputs_and_targets(windows)
-    assert inputs.tolist() == [[5, 6, 7], [9, 3, 0]] and targets.tolist() == [[6, 7, 8], [3, -100, -100]]
+    assert inputs.tolist() == [[5, 6, 7], [9, 3, 0]] and targets.tolist() == [
+        [6, 7, 8],
+        [3, -100, -100],
+    ]
     assert loss.IGNORE == -100  # transformers' and torch's own
 
 
@@ -282,7 +323,14 @@ class On:
 
 @pytest.mark.parametrize(
     ("vocab", "cpu", "cuda"),
-    [(49152, 320, 1344), (3072, 5440, 21824), (1 << 18, 64, 256), (258112, 64, 256), (258111, 65 - 1, 256), (1 << 24, 1, 4)],
+    [
+        (49152, 320, 1344),
+        (3072, 5440, 21824),
+        (1 << 18, 64, 256),
+        (258112, 64, 256),
+        (258111, 65 - 1, 256),
+        (1 << 24, 1, 4),
+    ],
 )
 def test_a_chunk_has_as_many_targets_as_its_logits_may_have_entries(vocab, cpu, cuda):
     head = torch.empty(vocab, 1, device="meta")
@@ -290,7 +338,8 @@ def test_a_chunk_has_as_many_targets_as_its_logits_may_have_entries(vocab, cpu, 
 
 
 @pytest.mark.parametrize(
-    ("entries", "rows"), [(0, 1), (9, 1), (10, 1), (630, 63), (640, 64), (650, 64), (1279, 64), (1280, 128)]
+    ("entries", "rows"),
+    [(0, 1), (9, 1), (10, 1), (630, 63), (640, 64), (650, 64), (1279, 64), (1280, 128)],
 )
 def test_targets_of_a_chunk_are_a_multiple_of_64_from_there_on(entries, rows, monkeypatch):
     monkeypatch.setattr(loss, "CHUNK_ENTRIES", entries)
@@ -313,11 +362,15 @@ def test_no_more_logits_exist_than_there_are_targets(monkeypatch):
         (True, True, False, False),
     ],
 )
-def test_gradients_are_computed_only_where_someone_wants_them(h_grad, head_grad, enabled, wanted, monkeypatch):
+def test_gradients_are_computed_only_where_someone_wants_them(
+    h_grad, head_grad, enabled, wanted, monkeypatch
+):
     h, head, ids = draw(5, [1])
     h, head, seen = h.detach().requires_grad_(h_grad), head.detach().requires_grad_(head_grad), []
     apply = loss._HeadCrossEntropy.apply
-    monkeypatch.setattr(loss._HeadCrossEntropy, "apply", lambda *told: seen.append(told[-1]) or apply(*told))
+    monkeypatch.setattr(
+        loss._HeadCrossEntropy, "apply", lambda *told: seen.append(told[-1]) or apply(*told)
+    )
     with torch.set_grad_enabled(enabled):
         value = loss.head_cross_entropy(h, head, ids, "chunked")
     assert seen == [wanted] and value.requires_grad == wanted
@@ -326,7 +379,9 @@ def test_gradients_are_computed_only_where_someone_wants_them(h_grad, head_grad,
 def test_torchs_own_is_asked_for_no_gradient_that_nobody_wants(monkeypatch):
     seen, own = [], F.linear_cross_entropy
     monkeypatch.setattr(
-        loss.F, "linear_cross_entropy", lambda h, *more, **told: seen.append(h.requires_grad) or own(h, *more, **told)
+        loss.F,
+        "linear_cross_entropy",
+        lambda h, *more, **told: seen.append(h.requires_grad) or own(h, *more, **told),
     )
     h, head, ids = draw(5, [1])
     for enabled in (True, False):
@@ -344,7 +399,8 @@ def test_a_second_backward_pass_is_refused(kernel):
 
 
 class Package:
-    """A kernel's package as far as it is used: keeps what it was asked, and answers by the formula."""
+    """A kernel's package as far as it is used:
+    keeps what it was asked, and answers by the formula."""
 
     def __init__(self):
         self.told = None
@@ -356,8 +412,16 @@ class Package:
         return self._answer(h, head, targets, {**told, "accum_c_fp32": accum_c_fp32})
 
     def _answer(self, h, head, targets, told):
-        self.told = {**told, "h": h.dtype, "head": head.dtype, "h wants": h.requires_grad, "zeros": ~h.any(1)}
-        return F.cross_entropy((h @ head.T).float(), targets, ignore_index=loss.IGNORE, reduction="sum")
+        self.told = {
+            **told,
+            "h": h.dtype,
+            "head": head.dtype,
+            "h wants": h.requires_grad,
+            "zeros": ~h.any(1),
+        }
+        return F.cross_entropy(
+            (h @ head.T).float(), targets, ignore_index=loss.IGNORE, reduction="sum"
+        )
 
 
 @pytest.fixture
@@ -371,7 +435,10 @@ def test_liger_is_asked_for_a_sum_in_float32_over_what_counts(package):
     h, head, ids = draw(5, [1], torch.bfloat16)
     value = loss._liger(h, head.float(), ids)
     assert value.item() == pytest.approx(plain(h, head, ids)[0].item(), rel=0.02)
-    told = {key: package.told[key] for key in ("ignore_index", "reduction", "accum_dtype", "h", "head", "h wants")}
+    told = {
+        key: package.told[key]
+        for key in ("ignore_index", "reduction", "accum_dtype", "h", "head", "h wants")
+    }
     assert told == {
         "ignore_index": -100,
         "reduction": "sum",
@@ -385,9 +452,16 @@ def test_liger_is_asked_for_a_sum_in_float32_over_what_counts(package):
 
 @pytest.mark.parametrize(
     ("h_grad", "head_grad", "enabled", "wanted"),
-    [(False, True, True, True), (False, False, True, False), (False, True, False, False), (True, False, True, True)],
+    [
+        (False, True, True, True),
+        (False, False, True, False),
+        (False, True, False, False),
+        (True, False, True, True),
+    ],
 )
-def test_liger_computes_the_heads_gradient_only_beside_that_of_the_hidden_states(h_grad, head_grad, enabled, wanted, package):
+def test_liger_computes_the_heads_gradient_only_beside_that_of_the_hidden_states(
+    h_grad, head_grad, enabled, wanted, package
+):
     h, head, ids = draw(5, [1], torch.float32)
     with torch.set_grad_enabled(enabled):
         loss._liger(h.detach().requires_grad_(h_grad), head.detach().requires_grad_(head_grad), ids)
@@ -399,7 +473,15 @@ def test_cut_cross_entropy_is_asked_for_sums_in_float32_and_no_filter(package):
     value = loss._cce(h, head.float(), ids)
     assert value.item() == pytest.approx(plain(h, head, ids)[0].item(), rel=0.02)
     told = {
-        key: package.told[key] for key in ("ignore_index", "reduction", "filter_eps", "accum_e_fp32", "accum_c_fp32", "head")
+        key: package.told[key]
+        for key in (
+            "ignore_index",
+            "reduction",
+            "filter_eps",
+            "accum_e_fp32",
+            "accum_c_fp32",
+            "head",
+        )
     }
     assert told == {
         "ignore_index": -100,
@@ -421,7 +503,11 @@ def test_cut_cross_entropy_is_not_started_where_no_target_counts(package):
 
 def test_an_optional_package_is_found_without_being_imported(monkeypatch):
     asked = []
-    monkeypatch.setattr(loss.importlib.util, "find_spec", lambda name: asked.append(name) or (name == "liger_kernel" or None))
+    monkeypatch.setattr(
+        loss.importlib.util,
+        "find_spec",
+        lambda name: asked.append(name) or (name == "liger_kernel" or None),
+    )
     assert loss.installed("liger") is True and loss.installed("cce") is False
     assert asked == ["liger_kernel", "cut_cross_entropy"]
     assert loss._import("liger", "json").dumps([1]) == "[1]"
@@ -449,13 +535,21 @@ def test_a_kernel_that_is_asked_for_runs_or_says_why_not(kernel, device, dtype, 
         assert loss.choose_kernel(kernel, device, dtype) == kernel
     else:
         name = str(dtype).removeprefix("torch.")
-        with pytest.raises(InputError, match=rf"'{kernel}': not for a matmul in {name}: {why}; use 'chunked' or 'auto'"):
+        with pytest.raises(
+            InputError,
+            match=rf"'{kernel}': not for a matmul in {name}: {why}; use 'chunked' or 'auto'",
+        ):
             loss.choose_kernel(kernel, device, dtype)
 
 
 def test_the_matmul_runs_in_autocasts_dtype_and_else_in_its_own():
     h = torch.zeros(1, 2)
-    assert loss._matmul_dtype(h) == torch.float32 and loss._matmul_dtype(h.double()) == torch.float64
+    assert (
+        loss._matmul_dtype(h) == torch.float32 and loss._matmul_dtype(h.double()) == torch.float64
+    )
     with torch.autocast("cpu", torch.float16):
-        assert loss._matmul_dtype(h) == torch.float16 and loss._matmul_dtype(h.double()) == torch.float64
+        assert (
+            loss._matmul_dtype(h) == torch.float16
+            and loss._matmul_dtype(h.double()) == torch.float64
+        )
     assert loss._matmul_dtype(h.bfloat16()) == torch.bfloat16

@@ -1,4 +1,6 @@
-"""The contract with transformers: everything that must hold on each of its minor versions that we allow."""
+"""The contract with transformers: everything that must hold on each of its minor versions that we
+allow.
+"""
 
 import pytest
 import torch
@@ -54,8 +56,14 @@ def test_loading_in_another_dtype_casts_what_is_emitted_but_not_the_code(spec, i
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_plain_llama_with_the_materialised_table_computes_the_same_bits(spec, ids):
     model = model_of(spec)
-    plain = LlamaForCausalLM(LlamaConfig(**SHAPE, rms_norm_eps=1e-5, tie_word_embeddings=False)).eval()
-    weights = {name: value for name, value in model.state_dict().items() if not name.startswith("model.embed_tokens")}
+    plain = LlamaForCausalLM(
+        LlamaConfig(**SHAPE, rms_norm_eps=1e-5, tie_word_embeddings=False)
+    ).eval()
+    weights = {
+        name: value
+        for name, value in model.state_dict().items()
+        if not name.startswith("model.embed_tokens")
+    }
     weights["model.embed_tokens.weight"] = model.input_interface.materialize()
     plain.load_state_dict(weights)
     assert torch.equal(plain(ids).logits, model(ids).logits)
@@ -69,8 +77,15 @@ def test_the_learned_arm_is_a_plain_llama_by_its_names():
 @pytest.mark.parametrize("spec", ["learned", "gf2"])
 def test_generation_with_a_cache_is_that_without(spec, ids):
     model = model_of(spec)
-    told = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
-    assert torch.equal(model.generate(ids, use_cache=True, **told), model.generate(ids, use_cache=False, **told))
+    told = {
+        "max_new_tokens": 4,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "attention_mask": torch.ones_like(ids),
+    }
+    assert torch.equal(
+        model.generate(ids, use_cache=True, **told), model.generate(ids, use_cache=False, **told)
+    )
 
 
 def test_zero_codes_give_zero_logits():
@@ -83,7 +98,8 @@ def test_meta_construction_then_to_empty_is_mended(ids):
         model = TokenCodeForCausalLM(TokenCodeConfig(**SHAPE, interface="gf2"))
     model = model.to_empty(device="cpu")
     initialise(model, 1)
-    model.model.rotary_emb = model_of("gf2").model.rotary_emb  # its buffer is transformers' own to rebuild
+    # its buffer is transformers' own to rebuild
+    model.model.rotary_emb = model_of("gf2").model.rotary_emb
     assert torch.equal(model(ids).logits, model_of("gf2")(ids).logits)
 
 
@@ -91,7 +107,9 @@ def test_meta_construction_then_to_empty_is_mended(ids):
 def test_the_graph_has_no_break(spec, ids):
     model = model_of(spec)
     compiled = torch.compile(model.model, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(input_ids=ids).last_hidden_state, model.model(input_ids=ids).last_hidden_state)
+    assert torch.equal(
+        compiled(input_ids=ids).last_hidden_state, model.model(input_ids=ids).last_hidden_state
+    )
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -126,8 +144,12 @@ def _tie_past_the_configuration(model, folder):
         lambda model, folder: TokenCodeConfig.from_dict({**SHAPE, "tie_word_embeddings": True}),
         lambda model, folder: TokenCodeConfig.from_pretrained(folder, tie_word_embeddings=True),
         lambda model, folder: AutoConfig.from_pretrained(folder, tie_word_embeddings=True),
-        lambda model, folder: TokenCodeForCausalLM.from_pretrained(folder, tie_word_embeddings=True),
-        lambda model, folder: AutoModelForCausalLM.from_pretrained(folder, tie_word_embeddings=True),
+        lambda model, folder: TokenCodeForCausalLM.from_pretrained(
+            folder, tie_word_embeddings=True
+        ),
+        lambda model, folder: AutoModelForCausalLM.from_pretrained(
+            folder, tie_word_embeddings=True
+        ),
         _set_in_the_configuration,
         _update_the_configuration,
         _write_past_the_configuration,
@@ -137,7 +159,9 @@ def _tie_past_the_configuration(model, folder):
 def test_tie_word_embeddings_is_refused_at_every_door(door, tmp_path):
     model = model_of("gf2")
     model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"tie_word_embeddings=True: a tied head would make the input trainable"):
+    with pytest.raises(
+        InputError, match=r"tie_word_embeddings=True: a tied head would make the input trainable"
+    ):
         door(model, tmp_path)
     assert not (tmp_path / "out").exists()
 
@@ -145,13 +169,18 @@ def test_tie_word_embeddings_is_refused_at_every_door(door, tmp_path):
 def test_a_head_that_was_tied_by_hand_is_neither_tied_again_nor_saved(tmp_path):
     for tie in (
         lambda model: setattr(model.lm_head, "weight", model.input_interface.weight),
-        lambda model: setattr(model.lm_head, "weight", torch.nn.Parameter(model.input_interface.weight.data)),
+        lambda model: setattr(
+            model.lm_head, "weight", torch.nn.Parameter(model.input_interface.weight.data)
+        ),
         lambda model: model.set_output_embeddings(model.input_interface),
     ):
         model = model_of("learned")
         model.tie_weights()  # nothing is tied yet
         tie(model)
-        for refused in (model.tie_weights, lambda model=model: model.save_pretrained(tmp_path / "out")):
+        for refused in (
+            model.tie_weights,
+            lambda model=model: model.save_pretrained(tmp_path / "out"),
+        ):
             with pytest.raises(InputError, match="the head holds the input table's own weight"):
                 refused()
         assert not (tmp_path / "out").exists()
@@ -176,7 +205,9 @@ def test_a_flipped_codebook_bit_is_refused_at_load(tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.codebook"])
+@pytest.mark.parametrize(
+    "name", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.codebook"]
+)
 def test_a_missing_tensor_is_refused_at_load(name, tmp_path):
     model_of("gf2").save_pretrained(tmp_path)
     _resave(tmp_path, lambda weights: weights.pop(name))
@@ -206,7 +237,9 @@ def test_the_residual_stream_has_one_dtype_in_every_arm_and_block(dtype, ids):
         model = model_of(spec)
         kinds = seen.setdefault(spec, [])
         for layer in model.model.layers:
-            layer.register_forward_hook(lambda module, inputs, out, kinds=kinds: kinds.append((inputs[0].dtype, out.dtype)))
+            layer.register_forward_hook(
+                lambda module, inputs, out, kinds=kinds: kinds.append((inputs[0].dtype, out.dtype))
+            )
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             kinds.append(model(ids).logits.dtype)
     assert all(kinds == seen["learned"] for kinds in seen.values())

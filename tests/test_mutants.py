@@ -1,4 +1,6 @@
-"""The faults that `tools/mutate.py` puts into the source: each is one small change, and text is left alone."""
+"""The faults that `tools/mutate.py` puts into the source: each is one small change, and text is
+left alone.
+"""
 
 import sys
 from pathlib import Path
@@ -52,11 +54,22 @@ def test_each_number_puts_in_its_own_fault_and_no_other():
 
 def test_a_fault_names_its_function():
     source = "class A:\n    x = 1\n    def f(self):\n        return self.x\n"
-    assert [(mutant.function, mutant.line) for mutant in mutants.mutants(source)] == [("A", 2), ("A.f", 4)]
+    assert [(mutant.function, mutant.line) for mutant in mutants.mutants(source)] == [
+        ("A", 2),
+        ("A.f", 4),
+    ]
 
 
 @pytest.mark.parametrize(
-    "text", ['"""Two 2s."""', "x: int", "__all__ = ['a', 1]", "print(f'{1 + 1}')", "from a import b", "return_value = 'text'"]
+    "text",
+    [
+        '"""Two 2s."""',
+        "x: int",
+        "__all__ = ['a', 1]",
+        "print(f'{1 + 1}')",
+        "from a import b",
+        "return_value = 'text'",
+    ],
 )
 def test_text_and_annotations_are_left_alone(text):
     assert not [mutant for mutant in mutants.mutants(text) if mutant.kind != "statement left out"]

@@ -1,4 +1,6 @@
-"""Which run a model belongs to: by the names of its folders, and only where the run's files and the model agree."""
+"""Which run a model belongs to: by the names of its folders, and only where the run's files and the
+model agree.
+"""
 
 import json
 import shutil
@@ -14,7 +16,13 @@ from tokencodes.export.card import _study
 from tokencodes.files import read_toml
 
 HASHES = {"spec_sha256": "aa", "codebook_sha256": "bb"}
-STATE = {"step": 8, "dataset_fingerprint": "ff", "tokenizer_sha256": "cc", "start_sha256": "dd", "replay_loss": 5.5}
+STATE = {
+    "step": 8,
+    "dataset_fingerprint": "ff",
+    "tokenizer_sha256": "cc",
+    "start_sha256": "dd",
+    "replay_loss": 5.5,
+}
 RESULT = HASHES | {
     "arm": "gf2",
     "seed": 1,
@@ -34,7 +42,9 @@ RESULT = HASHES | {
     "start_sha256": "dd",
     "environment": {"dtype": "float32"},
 }
-SHAPE = {key: value for key, value in TINY_MODEL.items() if key != "context_length"} | {"max_position_embeddings": 16}
+SHAPE = {key: value for key, value in TINY_MODEL.items() if key != "context_length"} | {
+    "max_position_embeddings": 16
+}
 MODEL = HASHES | SHAPE | {"interface": "gf2", "tokenizer_sha256": "cc", "vocab_size": VOCAB}
 
 
@@ -44,14 +54,19 @@ def write(file, value):
 
 
 def change(file, **values):
-    write(file, (read_toml(file) if file.suffix == ".toml" else json.loads(file.read_text())) | values)
+    write(
+        file, (read_toml(file) if file.suffix == ".toml" else json.loads(file.read_text())) | values
+    )
 
 
 @pytest.fixture
 def run(tmp_path):
     """The files of a finished run of a study, as far as they are read here."""
     folder = tmp_path / "study" / "gf2" / "seed-1"
-    study = tiny_study("texts", data={"inputs": ["embedded:austen"], "vocab_size": VOCAB, "validation_fraction": 0.02})
+    study = tiny_study(
+        "texts",
+        data={"inputs": ["embedded:austen"], "vocab_size": VOCAB, "validation_fraction": 0.02},
+    )
     write(folder / "config.toml", study.run("gf2", 1).model_dump(mode="json", exclude_none=True))
     write(tmp_path / "study" / "study.toml", study.model_dump(mode="json", exclude_none=True))
     write(folder / "result.json", RESULT)
@@ -130,7 +145,10 @@ def test_files_of_a_run_that_do_not_agree_with_the_model_are_not_believed(run, n
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "{", ""])
-@pytest.mark.parametrize("file", ["config.toml", "result.json", "model/config.json", "checkpoints/step-00000008/state.json"])
+@pytest.mark.parametrize(
+    "file",
+    ["config.toml", "result.json", "model/config.json", "checkpoints/step-00000008/state.json"],
+)
 def test_a_damaged_file_of_a_run_is_not_believed_and_ends_in_no_traceback(run, file, text):
     (run / file).write_text(text)
     assert origin_of(run / "model") is None
@@ -159,7 +177,9 @@ def test_a_later_step_than_the_run_has_is_not_of_it(run):
         found = origin_of(run / "models" / name)
         assert (found.step if found else None) == wanted
         if name != "step-00000008":
-            shutil.copytree(run / "models" / name, run / "models" / "step-00000008", dirs_exist_ok=True)
+            shutil.copytree(
+                run / "models" / name, run / "models" / "step-00000008", dirs_exist_ok=True
+            )
 
 
 @pytest.mark.parametrize(
@@ -218,7 +238,12 @@ def test_the_study_of_another_run_is_not_on_the_card(run, values):
 def test_a_tokenizer_is_looked_for_in_the_run_and_in_its_study_alone(run, tmp_path):
     study, place = run.parent.parent, run / "checkpoints" / "step-00000008"
     assert tokenizer_of(place) is None and checkpoint.tokenizer_of(run) is None
-    for folder in (study / "data", run / "data", run / "model", place):  # each comes before those before it
+    for folder in (
+        study / "data",
+        run / "data",
+        run / "model",
+        place,
+    ):  # each comes before those before it
         write(folder / "tokenizer.json", {})
         assert tokenizer_of(place).resolve() == folder / "tokenizer.json"
     assert tokenizer_of(run) == run / "model" / "tokenizer.json"

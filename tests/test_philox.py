@@ -14,8 +14,11 @@ WORD = st.integers(0, 2**64 - 1)
 @settings(max_examples=60, deadline=None)
 @given(st.tuples(WORD, WORD), st.tuples(st.integers(0, 2**64 - 2), WORD, WORD, WORD))
 def test_a_block_is_numpys_block(key, counter):
-    theirs = np.random.Philox(counter=np.array(counter, np.uint64), key=np.array(key, np.uint64)).random_raw(4)
-    ours = philox.philox(key, np.array([[counter[0] + 1, *counter[1:]]], np.uint64))  # numpy counts up before it draws
+    theirs = np.random.Philox(
+        counter=np.array(counter, np.uint64), key=np.array(key, np.uint64)
+    ).random_raw(4)
+    # numpy counts up before it draws
+    ours = philox.philox(key, np.array([[counter[0] + 1, *counter[1:]]], np.uint64))
     assert ours[0].tolist() == theirs.tolist()
 
 
@@ -24,7 +27,8 @@ def test_multiply_high_is_the_high_half_of_the_product(a, b):
     assert int(philox.multiply_high(np.array([a], np.uint64), np.uint64(b))[0]) == a * b >> 64
 
 
-# Of Random123, the library of the authors (`kat_vectors`, philox4x64 with 10 rounds): counter, key, words.
+# Of Random123, the library of the authors (`kat_vectors`, philox4x64 with 10 rounds): counter, key,
+# words.
 KNOWN = [
     ("0" * 16, "0" * 16, "16554d9eca36314c db20fe9d672d0fdc d7e772cee186176b 7e68b68aec7ba23b"),
     ("f" * 16, "f" * 16, "87b092c3013fe90b 438c3c67be8d0224 9cc7d7c69cd777b6 a09caebf594f0ba0"),
@@ -52,7 +56,9 @@ def test_known_blocks_come_out(counter, key, expected):
 def test_several_counters_give_a_block_each():
     counters = [[1, 2, 3, 4], [5, 6, 7, 8], [2**64 - 1, 0, 2**63, 9]]
     blocks = philox.philox((11, 12), np.array(counters, np.uint64))
-    assert blocks.tolist() == [list(reference.philox((11, 12), tuple(counter))) for counter in counters]
+    assert blocks.tolist() == [
+        list(reference.philox((11, 12), tuple(counter))) for counter in counters
+    ]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 21])
@@ -73,7 +79,11 @@ def test_a_permutation_is_the_order_of_a_stream(size, index):
 def test_a_key_is_the_seed_and_the_first_eight_letters_of_the_purpose():
     assert philox.key(0, "") == (0, 0)
     assert philox.key(2**64 - 1, "a") == (2**64 - 1, ord("a"))
-    assert philox.key(1, "abcdefghi") == philox.key(1, "abcdefgh") == (1, int.from_bytes(b"abcdefgh", "little"))
+    assert (
+        philox.key(1, "abcdefghi")
+        == philox.key(1, "abcdefgh")
+        == (1, int.from_bytes(b"abcdefgh", "little"))
+    )
     for seed in (-1, 2**64):
         with pytest.raises(ValueError, match="is not in 0"):
             philox.key(seed, "a")
@@ -81,7 +91,10 @@ def test_a_key_is_the_seed_and_the_first_eight_letters_of_the_purpose():
 
 def test_multiply_high_takes_arrays_and_bounds():
     edge = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1]
-    left, right = np.array([a for a in edge for _ in edge], np.uint64), np.array(edge * len(edge), np.uint64)
+    left, right = (
+        np.array([a for a in edge for _ in edge], np.uint64),
+        np.array(edge * len(edge), np.uint64),
+    )
     assert philox.multiply_high(left, right).tolist() == [a * b >> 64 for a in edge for b in edge]
     assert philox.multiply_high(left, 2**63).tolist() == [a >> 1 for a in edge for _ in edge]
 

@@ -1,4 +1,6 @@
-"""What commands print: text from outside literally, on terminals of any width and encoding, and to readers that go away."""
+"""What commands print: text from outside literally, on terminals of any width and encoding, and to
+readers that go away.
+"""
 
 import ast
 import io
@@ -24,15 +26,33 @@ from tokencodes.escape import encodable, latex, markdown, markdown_code, printab
 from tokencodes.train.metrics import Silent, Terminal
 from tokencodes.train.run import train
 
-STRANGE = ["[/books]", "wiki[en]", "[bold]b", ":smile:", "\x1b[31mred\x1b[0m", "a\nb\rc", "\x9b2J", "日本語", "\u202etxt.exe"]
+STRANGE = [
+    "[/books]",
+    "wiki[en]",
+    "[bold]b",
+    ":smile:",
+    "\x1b[31mred\x1b[0m",
+    "a\nb\rc",
+    "\x9b2J",
+    "日本語",
+    "\u202etxt.exe",
+]
 
 
 @pytest.fixture(scope="module")
 def strange_run(tokenizer_path, tmp_path_factory) -> Path:
-    """A run on text whose sources and document ids have all that a terminal may take for something else."""
+    """A run on text whose sources and document ids have all that a terminal may take for something
+    else.
+    """
     folder = tmp_path_factory.mktemp("strange")
     lines = [
-        json.dumps({"id": f"{name} {number}", "source": name, "text": f"It is a truth that {number} is a number. " * 9})
+        json.dumps(
+            {
+                "id": f"{name} {number}",
+                "source": name,
+                "text": f"It is a truth that {number} is a number. " * 9,
+            }
+        )
         for number in range(20)
         for name in STRANGE
     ]
@@ -48,11 +68,18 @@ def in_shell(command: str, **environment: str) -> "subprocess.CompletedProcess[b
     program = f"{shlex.quote(sys.executable)} -m tokencodes"
     told = f'set -o pipefail; tokencodes() {{ {program} "$@"; }}; {command}'
     source = str(SOURCE.parent)
-    return subprocess.run(["bash", "-c", told], capture_output=True, env={**os.environ, "PYTHONPATH": source, **environment})
+    return subprocess.run(
+        ["bash", "-c", told],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": source, **environment},
+    )
 
 
 def test_markup_and_escapes_in_sources_and_ids_are_printed_literally(strange_run, capsys):
-    for command in (["inspect", str(strange_run / "data"), "--context", "16"], ["ledger", str(strange_run / "run"), "3"]):
+    for command in (
+        ["inspect", str(strange_run / "data"), "--context", "16"],
+        ["ledger", str(strange_run / "run"), "3"],
+    ):
         assert run(command) == 0
         printed = capsys.readouterr().out
         assert not set(printed) & {"\x1b", "\x9b", "\r", "\u202e"}
@@ -60,7 +87,11 @@ def test_markup_and_escapes_in_sources_and_ids_are_printed_literally(strange_run
         raw = capsys.readouterr().out
         assert not set(raw) & {"\x1b", "\x9b", "\u202e"}
         told = json.loads(raw)
-        names = list(told["sources"]) if "sources" in told else [window["source"] for window in told["windows"]]
+        names = (
+            list(told["sources"])
+            if "sources" in told
+            else [window["source"] for window in told["windows"]]
+        )
         assert set(names) <= set(STRANGE)
         for name in names:
             assert printable(name) in printed
@@ -97,7 +128,8 @@ def test_only_one_module_prints_tables_and_only_a_few_print_at_all():
             ):
                 printing.add(name)
     assert rich == {"cli/printing.py", "train/metrics.py"}
-    assert printing == {"cli/printing.py", "train/metrics.py", "train/stop.py"}  # stop.py prints two fixed sentences
+    # stop.py prints two fixed sentences
+    assert printing == {"cli/printing.py", "train/metrics.py", "train/stop.py"}
 
 
 ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -115,7 +147,9 @@ ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONC
     ],
 )
 def test_a_terminal_with_ascii_alone_gets_ascii(command, status, strange_run, study):
-    (strange_run / "tiny.toml").write_text(tomli_w.dumps(study.model_dump(mode="json", exclude_none=True)))
+    (strange_run / "tiny.toml").write_text(
+        tomli_w.dumps(study.model_dump(mode="json", exclude_none=True))
+    )
     done = in_shell("tokencodes " + command.format(strange_run), **ASCII)
     assert done.returncode == status, done.stderr
     assert b"Traceback" not in done.stderr
@@ -198,17 +232,31 @@ def test_what_is_no_control_character_stays_as_it_is():
 
 
 def test_markdown_and_latex_keep_text_inside_its_cell():
-    assert markdown("a|b\n# c [x](y) <b> `d` *e* _f_ acc_norm") == (r"a\|b # c \[x\](y) \<b\> \`d\` \*e\* \_f\_ acc_norm")
+    assert (
+        markdown("a|b\n# c [x](y) <b> `d` *e* _f_ acc_norm")
+        == r"a\|b # c \[x\](y) \<b\> \`d\` \*e\* \_f\_ acc_norm"
+    )
     assert markdown_code("a`b|c") == "``  a`b\\|c ``".replace("  ", " ")
     assert latex("[a] 5 % of #1\n\\x * _b_") == r"{[}a{]} 5 \% of \#1 \textbackslash{}x {*} \_b\_"
 
 
-def test_a_name_that_is_no_utf8_is_refused_in_one_line_where_a_file_must_record_it(study, dataset, tmp_path, capsys):
+def test_a_name_that_is_no_utf8_is_refused_in_one_line_where_a_file_must_record_it(
+    study, dataset, tmp_path, capsys
+):
     place = tmp_path / os.fsdecode(b"caf\xe9")
     place.symlink_to(dataset.path)
     preset = tmp_path / "tiny.toml"
     preset.write_text(tomli_w.dumps(study.model_dump(mode="json", exclude_none=True)))
-    command = ["train", str(preset), "--arm", "gf2", "--out", str(tmp_path / "run"), "--set", f"data.dataset={place}"]
+    command = [
+        "train",
+        str(preset),
+        "--arm",
+        "gf2",
+        "--out",
+        str(tmp_path / "run"),
+        "--set",
+        f"data.dataset={place}",
+    ]
     assert run(command) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1

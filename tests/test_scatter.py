@@ -1,4 +1,6 @@
-"""The permutation by formula: one image each, the same on numpy and torch, and no trace of the order."""
+"""The permutation by formula: one image each, the same on numpy and torch, and no trace of the
+order.
+"""
 
 import numpy as np
 import pytest
@@ -33,7 +35,17 @@ def test_the_hash_is_murmurs_finaliser_on_62_bits():
 
 
 def test_round_keys_are_four_a_bit():
-    assert [len(round_keys(size, 1)) for size in (1, 2, 3, 4, 5, 8, 9, 2**20, 2**20 + 1)] == [4, 4, 8, 8, 12, 12, 16, 80, 84]
+    assert [len(round_keys(size, 1)) for size in (1, 2, 3, 4, 5, 8, 9, 2**20, 2**20 + 1)] == [
+        4,
+        4,
+        8,
+        8,
+        12,
+        12,
+        16,
+        80,
+        84,
+    ]
     for total, key in round_keys(1000, 3):
         assert 0 <= total < 999
         assert 0 <= key < 2**62

@@ -52,7 +52,13 @@ def test_seeds_are_the_outer_loop_so_that_pairs_come_early(study):
 
 def test_every_run_leaves_its_configuration_metrics_checkpoints_and_model(study, whole):
     for run, name in runs(study):
-        for left in ("config.toml", "metrics.jsonl", "checkpoints/latest", "model/config.json", "model/tokenizer.json"):
+        for left in (
+            "config.toml",
+            "metrics.jsonl",
+            "checkpoints/latest",
+            "model/config.json",
+            "model/tokenizer.json",
+        ):
             assert (whole / name / left).is_file(), left
         result = read_json(whole / name / "result.json")
         assert (result["arm"], result["seed"], result["steps"]) == (run.arm, run.seed, 8)
@@ -66,15 +72,23 @@ def test_an_interrupted_study_goes_on_to_the_same_results(study, whole, tmp_path
     assert not (tmp_path / "study" / "gf2" / "seed-1" / "result.json").exists()
     assert compare(study, tmp_path / "study", Silent())
     for _, name in runs(study):
-        one, other = (read_json(folder / name / "result.json") for folder in (whole, tmp_path / "study"))
+        one, other = (
+            read_json(folder / name / "result.json") for folder in (whole, tmp_path / "study")
+        )
         assert one["held_out_loss"] == other["held_out_loss"]
-        assert read_json(whole / name / "sample.json") == read_json(tmp_path / "study" / name / "sample.json")
+        assert read_json(whole / name / "sample.json") == read_json(
+            tmp_path / "study" / name / "sample.json"
+        )
 
 
 def test_a_study_grows_by_arms_and_seeds_without_training_anything_again(dataset, tmp_path):
     arms = {"learned": {"interface": "learned"}}
     small = tiny_study(dataset.path, arms=arms, study={"seeds": [1]})
-    large = tiny_study(dataset.path, arms={**arms, "signed": {"interface": "binary:values=pm1"}}, study={"seeds": [1, 2]})
+    large = tiny_study(
+        dataset.path,
+        arms={**arms, "signed": {"interface": "binary:values=pm1"}},
+        study={"seeds": [1, 2]},
+    )
     assert compare(small, tmp_path, Silent())
     before = (tmp_path / "learned" / "seed-1" / "metrics.jsonl").stat().st_mtime_ns
     assert compare(large, tmp_path, Silent())
@@ -83,29 +97,46 @@ def test_a_study_grows_by_arms_and_seeds_without_training_anything_again(dataset
 
 
 def test_another_study_or_other_files_in_the_folder_are_refused(study, whole, dataset, tmp_path):
-    with pytest.raises(InputError, match=r"another recipe \(budget.tokens is 512 there, 64 asked for\)"):
+    with pytest.raises(
+        InputError, match=r"another recipe \(budget.tokens is 512 there, 64 asked for\)"
+    ):
         compare(tiny_study(dataset.path, budget={"tokens": 64}), whole, Silent())
     changed = tiny_study(dataset.path, arms={"learned": {"interface": "learned:std=1"}})
-    with pytest.raises(InputError, match=r"interface is 'learned' there, 'learned:std=1' asked for"):
+    with pytest.raises(
+        InputError, match=r"interface is 'learned' there, 'learned:std=1' asked for"
+    ):
         compare(changed, whole, Silent())
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match="neither empty nor a study's folder"):
         compare(study, tmp_path, Silent())
 
 
-def test_a_configuration_that_cannot_work_does_not_claim_the_folder_nor_leave_its_tokenizer(texts, tmp_path):
+def test_a_configuration_that_cannot_work_does_not_claim_the_folder_nor_leave_its_tokenizer(
+    texts, tmp_path
+):
     arms, out = {"learned": {"interface": "learned"}}, tmp_path / "study"
     sections = {"arms": arms, "study": {"seeds": [1]}, "budget": {"tokens": 64}}
     data = {"inputs": [str(texts)], "vocab_size": 300}
     with pytest.raises(InputError, match="no document fell on the train side"):
         compare(
-            tiny_study("", data={**data, "validation_fraction": 1e-9, "min_document_tokens": 10**6}, **sections), out, Silent()
+            tiny_study(
+                "",
+                data={**data, "validation_fraction": 1e-9, "min_document_tokens": 10**6},
+                **sections,
+            ),
+            out,
+            Silent(),
         )
-    assert compare(tiny_study("", data={**data, "validation_fraction": 0.2}, **sections), out, Silent())
-    assert len(list(out.glob("tokenizer-*.json"))) == 2  # the first had seen what is held out now, so it was not reused
+    assert compare(
+        tiny_study("", data={**data, "validation_fraction": 0.2}, **sections), out, Silent()
+    )
+    # the first had seen what is held out now, so it was not reused
+    assert len(list(out.glob("tokenizer-*.json"))) == 2
     told = read_json(out / "dataset_facts.json")["dataset"]["tokenizer_sha256"]
     fresh = tmp_path / "fresh"
-    assert compare(tiny_study("", data={**data, "validation_fraction": 0.2}, **sections), fresh, Silent())
+    assert compare(
+        tiny_study("", data={**data, "validation_fraction": 0.2}, **sections), fresh, Silent()
+    )
     assert read_json(fresh / "dataset_facts.json")["dataset"]["tokenizer_sha256"] == told
 
 
@@ -150,15 +181,30 @@ def test_a_result_of_another_run_or_dataset_is_refused(study, whole, tmp_path):
             compare(study, tmp_path / "study", Silent())
 
 
-def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrasts(dataset, real_data, tmp_path, monkeypatch):
-    told = {"suite": "winogrande,commonsense_qa,lambada", "data": str(real_data / "eval"), "documents": 5}
-    model = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "context_length": 64}
+def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrasts(
+    dataset, real_data, tmp_path, monkeypatch
+):
+    told = {
+        "suite": "winogrande,commonsense_qa,lambada",
+        "data": str(real_data / "eval"),
+        "documents": 5,
+    }
+    model = {
+        "hidden_size": 36,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "context_length": 64,
+    }
     arms = {"learned": {"interface": "learned"}, "binary": {"interface": "binary"}}
     without = tiny_study(dataset.path, model=model, arms=arms)
     assert compare(without, tmp_path, Silent())
-    study = tiny_study(dataset.path, model=model, arms=arms, evaluation=told)  # what is judged may change at any time
+    # what is judged may change at any time
+    study = tiny_study(dataset.path, model=model, arms=arms, evaluation=told)
     stop = Stop(asked=True)
-    assert not compare(study, tmp_path, Silent(), stop) and not list(tmp_path.glob("*/*/evaluation/evaluation.json"))
+    assert not compare(study, tmp_path, Silent(), stop) and not list(
+        tmp_path.glob("*/*/evaluation/evaluation.json")
+    )
     stop.asked = False
     assert compare(study, tmp_path, Silent(), stop)
     assert len(list(tmp_path.glob("*/*/evaluation/evaluation.json"))) == 4
@@ -167,14 +213,23 @@ def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrast
     for words in ("binary - learned", "CommonsenseQA", "LAMBADA", "Audit"):
         assert words in page
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/evaluation/*.json*")}
-    with monkeypatch.context() as patched:  # where all is trained, nothing is asked beforehand: rows may be out of reach
-        patched.setattr("tokencodes.study._check_requests", lambda study, dataset: pytest.fail("asked again"))
+    # where all is trained, nothing is asked beforehand: rows may be out of reach
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "tokencodes.study._check_requests", lambda study, dataset: pytest.fail("asked again")
+        )
         assert compare(study, tmp_path, Silent())
-    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/evaluation/*.json*")}
-    other = tiny_study(dataset.path, model=model, arms=arms, evaluation={**told, "suite": "lambada"})
+    assert before == {
+        path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/evaluation/*.json*")
+    }
+    other = tiny_study(
+        dataset.path, model=model, arms=arms, evaluation={**told, "suite": "lambada"}
+    )
     assert compare(other, tmp_path, Silent())  # another suite: the old results are kept aside
     assert len(list(tmp_path.glob("*/*/evaluation-1/evaluation.json"))) == 4
-    assert read_json(tmp_path / "binary" / "seed-1" / "evaluation" / "evaluation.json")["identity"]["benchmarks"] == ["lambada"]
+    assert read_json(tmp_path / "binary" / "seed-1" / "evaluation" / "evaluation.json")["identity"][
+        "benchmarks"
+    ] == ["lambada"]
 
 
 @pytest.mark.parametrize(
@@ -182,11 +237,19 @@ def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrast
     [
         ({"suite": "lambda"}, "did you mean 'lambada'"),
         ({"data": "/nowhere"}, "no folder; name the one that the benchmarks' rows lie in"),
-        ({"suite": "piqa"}, "evaluation.suite: continuations longer than the 16 tokens that the model reads"),
-        ({"context_length": 4096}, "evaluation.context_length 4096: the models read 16 tokens at most"),
+        (
+            {"suite": "piqa"},
+            "evaluation.suite: continuations longer than the 16 tokens that the model reads",
+        ),
+        (
+            {"context_length": 4096},
+            "evaluation.context_length 4096: the models read 16 tokens at most",
+        ),
     ],
 )
-def test_a_suite_that_cannot_be_scored_is_refused_before_training(change, said, dataset, real_data, tmp_path):
+def test_a_suite_that_cannot_be_scored_is_refused_before_training(
+    change, said, dataset, real_data, tmp_path
+):
     told = {"suite": "lambada", "data": str(real_data / "eval"), **change}
     with pytest.raises(InputError, match=said):
         compare(tiny_study(dataset.path, evaluation=told), tmp_path / "study", Silent())
@@ -203,7 +266,9 @@ class Listener(Silent):
         self.lines.append(line)
 
 
-def test_the_time_left_counts_only_runs_that_are_still_to_be_trained(dataset, tmp_path, monkeypatch):
+def test_the_time_left_counts_only_runs_that_are_still_to_be_trained(
+    dataset, tmp_path, monkeypatch
+):
     from tokencodes import study as module
 
     counted: list[int] = []
@@ -213,10 +278,17 @@ def test_the_time_left_counts_only_runs_that_are_still_to_be_trained(dataset, tm
     assert counted == [3, 2, 1, 0]
     counted.clear()
     listener = Listener()
-    more = tiny_study(dataset.path, arms={**arms, "signed": {"interface": "binary:values=pm1"}}, budget={"tokens": 64})
+    more = tiny_study(
+        dataset.path,
+        arms={**arms, "signed": {"interface": "binary:values=pm1"}},
+        budget={"tokens": 64},
+    )
     assert compare(more, tmp_path, listener)
     assert counted == [1, 0]  # four of the six runs were finished
-    assert [line.partition(":")[0] for line in listener.lines] == ["run 3 of 6 done", "run 6 of 6 done"]
+    assert [line.partition(":")[0] for line in listener.lines] == [
+        "run 3 of 6 done",
+        "run 6 of 6 done",
+    ]
 
 
 def test_the_time_left_is_told_in_seconds_or_minutes():

@@ -1,4 +1,6 @@
-"""`submit`: the batch file run for real by stand-ins for Slurm's programs; when a job is requeued; and the same by submitit."""
+"""`submit`: the batch file run for real by stand-ins for Slurm's programs; when a job is requeued;
+and the same by submitit.
+"""
 
 import json
 import os
@@ -34,7 +36,7 @@ exit $worst
 """
 SCONTROL = """#!/bin/bash
 if [ "$1 $2" = "show hostnames" ]; then printf '%s\\n' ${3//,/ }; else echo "$*" >>"$FAKE/scontrol"; fi
-"""
+"""  # noqa: E501
 TORCHRUN = """#!/bin/bash
 { pwd; printf '%s\\n' "$@"; } >"$FAKE/torchrun-${SLURM_NODEID:-0}"
 env >"$FAKE/env"
@@ -44,11 +46,18 @@ eval "$FAKE_WORK"
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch) -> Path:
-    """Stand-ins, first on the path; the folder in which they leave what they were told, each under its name."""
+    """Stand-ins, first on the path; the folder in which they leave what they were told, each under
+    its name.
+    """
     folder, told = tmp_path / "fake slurm", tmp_path / "told"
     folder.mkdir()
     told.mkdir()
-    for name, script in {"sbatch": SBATCH, "srun": SRUN, "scontrol": SCONTROL, "torchrun": TORCHRUN}.items():
+    for name, script in {
+        "sbatch": SBATCH,
+        "srun": SRUN,
+        "scontrol": SCONTROL,
+        "torchrun": TORCHRUN,
+    }.items():
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -67,7 +76,9 @@ def preset(study, tmp_path) -> Path:
     return path
 
 
-def written(*options: str, command: tuple[str, ...] = ("train", "quickstart", "--out", "run")) -> Path:
+def written(
+    *options: str, command: tuple[str, ...] = ("train", "quickstart", "--out", "run")
+) -> Path:
     """The batch file that a command writes."""
     file = Path("job.sh")
     file.unlink(missing_ok=True)
@@ -80,7 +91,9 @@ def job_of(out: Path, command: tuple[str, ...], programs: Path) -> Job:
     return Job(told, out, Shape(1, 1, 0, 1), 3600, 180, None, None, (), (), out.parent, programs)
 
 
-def work(file: Path, monkeypatch: pytest.MonkeyPatch, work: str = "") -> "subprocess.CompletedProcess[str]":
+def work(
+    file: Path, monkeypatch: pytest.MonkeyPatch, work: str = ""
+) -> "subprocess.CompletedProcess[str]":
     """Runs a batch file as Slurm would, with what torchrun is to do."""
     monkeypatch.setenv("FAKE_WORK", work)
     return subprocess.run(["bash", str(file)], capture_output=True, text=True, timeout=PATIENCE)
@@ -91,7 +104,9 @@ def lines(file: Path) -> list[str]:
 
 
 def test_a_job_starts_one_torchrun_a_node_with_a_rank_for_each_gpu(slurm, monkeypatch):
-    file = written("--nodes", "2", "--gpus", "8", "--cpus", "6", "--partition", "a100", "--account", "us")
+    file = written(
+        "--nodes", "2", "--gpus", "8", "--cpus", "6", "--partition", "a100", "--account", "us"
+    )
     text = file.read_text()
     for option in (
         "--nodes=2",
@@ -110,7 +125,12 @@ def test_a_job_starts_one_torchrun_a_node_with_a_rank_for_each_gpu(slurm, monkey
     assert Path("run/slurm").is_dir()  # or Slurm could not write the log
     assert subprocess.run(["bash", "-n", str(file)]).returncode == 0
     assert work(file, monkeypatch, "touch run/result.json").returncode == 0
-    assert {"--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=48", "--kill-on-bad-exit=0"} <= set(lines(slurm / "srun"))
+    assert {
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=48",
+        "--kill-on-bad-exit=0",
+    } <= set(lines(slurm / "srun"))
     told = lines(slurm / "torchrun-0")
     assert told == lines(slurm / "torchrun-1")
     assert told == [
@@ -129,8 +149,25 @@ def test_a_job_starts_one_torchrun_a_node_with_a_rank_for_each_gpu(slurm, monkey
 
 def test_odd_words_arrive_as_they_were_told(slurm, monkeypatch):
     out = Path('it\'s 100% "mine" $HOME `x`; rm #1').absolute()
-    command = ("train", "quickstart", "--out", str(out), "--set", "data.inputs=['it is *.jsonl']", "--arm", "gf2")
-    file = written("--setup", "export WORDS='a  b'", "--setup", "export MORE=$HOME", "--ranks", "3", command=command)
+    command = (
+        "train",
+        "quickstart",
+        "--out",
+        str(out),
+        "--set",
+        "data.inputs=['it is *.jsonl']",
+        "--arm",
+        "gf2",
+    )
+    file = written(
+        "--setup",
+        "export WORDS='a  b'",
+        "--setup",
+        "export MORE=$HOME",
+        "--ranks",
+        "3",
+        command=command,
+    )
     assert work(file, monkeypatch, f"touch {shlex.quote(str(out))}/result.json").returncode == 0
     assert lines(slurm / "torchrun-0")[-len(command) :] == list(command)
     assert {"WORDS=a  b", f"MORE={os.environ['HOME']}"} <= set(lines(slurm / "env"))
@@ -148,18 +185,46 @@ SAVE = "mkdir -p {0}/checkpoints/step-00000002; touch {0}/checkpoints/step-00000
     ("kind", "done", "status", "requeued", "told"),
     [
         ("train", "touch run/result.json", 0, False, "done: "),
-        ("train", SAVE.format("run") + "exit 1", 0, True, "requeued, to go on from the last checkpoint"),
+        (
+            "train",
+            SAVE.format("run") + "exit 1",
+            0,
+            True,
+            "requeued, to go on from the last checkpoint",
+        ),
         ("train", "exit 1", 1, False, "no further than before (exit status 1): not requeued"),
         ("train", "exit 0", 1, False, "no further than before (exit status 0): not requeued"),
-        ("train", "touch run/result.json; exit 1", 0, True, "requeued"),  # the signal came at the very end
-        ("train", "mkdir -p run/data/austen; touch run/data/austen/source.json; exit 1", 0, True, "requeued"),
+        # the signal came at the very end
+        ("train", "touch run/result.json; exit 1", 0, True, "requeued"),
+        (
+            "train",
+            "mkdir -p run/data/austen; touch run/data/austen/source.json; exit 1",
+            0,
+            True,
+            "requeued",
+        ),
         ("compare", "touch run/report.html", 0, False, "done: "),
-        ("compare", SAVE.format("run/gf2/seed-1") + "touch run/report.html; exit 1", 0, True, "requeued"),
-        ("compare", "mkdir -p run/gf2/seed-1; touch run/gf2/seed-1/result.json; exit 1", 0, True, "requeued"),
-        ("compare", "touch run/report.html; exit 1", 1, False, "no further"),  # somebody looked, but nothing was trained
+        (
+            "compare",
+            SAVE.format("run/gf2/seed-1") + "touch run/report.html; exit 1",
+            0,
+            True,
+            "requeued",
+        ),
+        (
+            "compare",
+            "mkdir -p run/gf2/seed-1; touch run/gf2/seed-1/result.json; exit 1",
+            0,
+            True,
+            "requeued",
+        ),
+        # somebody looked, but nothing was trained
+        ("compare", "touch run/report.html; exit 1", 1, False, "no further"),
     ],
 )
-def test_a_job_is_requeued_if_it_is_not_done_and_got_further(kind, done, status, requeued, told, slurm, monkeypatch):
+def test_a_job_is_requeued_if_it_is_not_done_and_got_further(
+    kind, done, status, requeued, told, slurm, monkeypatch
+):
     file = written(command=(kind, "quickstart", "--out", "run"))
     finished = work(file, monkeypatch, done)
     assert finished.returncode == status
@@ -181,7 +246,16 @@ def test_a_cancelled_job_ends_at_once_and_stays_cancelled(slurm, monkeypatch):
 
 
 def test_submit_hands_the_file_to_sbatch_and_says_where_its_log_will_be(slurm, capsys, monkeypatch):
-    command = ["submit", "--time", "90", "--extra", "--constraint=h100", "--extra", "-q long", "--json"]
+    command = [
+        "submit",
+        "--time",
+        "90",
+        "--extra",
+        "--constraint=h100",
+        "--extra",
+        "-q long",
+        "--json",
+    ]
     assert run([*command, "--", "compare", "quickstart", "--out", "my study"]) == 0
     slurm_folder = Path("my study/slurm").absolute()
     assert json.loads(capsys.readouterr().out) == {
@@ -191,7 +265,9 @@ def test_submit_hands_the_file_to_sbatch_and_says_where_its_log_will_be(slurm, c
         "out": str(slurm_folder.parent),
     }
     assert lines(slurm / "sbatch") == ["--parsable", str(slurm_folder / "job.sh")]
-    assert {"#SBATCH --constraint=h100", "#SBATCH -q long", "#SBATCH --time=01:30:00"} <= set(lines(slurm_folder / "job.sh"))
+    assert {"#SBATCH --constraint=h100", "#SBATCH -q long", "#SBATCH --time=01:30:00"} <= set(
+        lines(slurm_folder / "job.sh")
+    )
     monkeypatch.setenv("FAKE_REFUSAL", "invalid partition: x")
     assert run([*command, "--", "compare", "quickstart", "--out", "my study"]) == 2
     told = capsys.readouterr().err
@@ -235,7 +311,11 @@ def test_every_field_of_a_batch_file_is_one_word_whatever_it_holds(field, text, 
     plain = written_lines(*FIELDS[field]("plain"))
     told = file.read_text(encoding="utf-8").splitlines()
     assert len(told) == len(plain)
-    (before,) = [line for line in plain if line.startswith("#SBATCH") and "plain" in line and "job-name" not in line] or [""]
+    (before,) = [
+        line
+        for line in plain
+        if line.startswith("#SBATCH") and "plain" in line and "job-name" not in line
+    ] or [""]
     if before and field != "out":
         after = told[plain.index(before)]
         assert shlex.split(after) == [word.replace("plain", text) for word in shlex.split(before)]
@@ -266,8 +346,19 @@ def written_lines(options: tuple[str, ...], command: tuple[str, ...]) -> list[st
 @pytest.mark.parametrize(
     ("options", "command", "complaint"),
     [
-        ((), ("trian", *TRAIN[1:]), "submit 'trian': after -- comes train or compare, with its options; did you mean 'train'?"),
-        ((), ("train", "quickstrat", "--out", "run"), "'quickstrat' is neither a preset nor a TOML file"),
+        (
+            (),
+            ("trian", *TRAIN[1:]),
+            (
+                "submit 'trian': after -- comes train or compare, with its options; did you mean"
+                " 'train'?"
+            ),
+        ),
+        (
+            (),
+            ("train", "quickstrat", "--out", "run"),
+            "'quickstrat' is neither a preset nor a TOML file",
+        ),
         ((), ("train", "quickstart"), "Missing option '--out'"),
         ((), (*TRAIN, "--seeds", "3"), "No such option: --seeds"),
         ((), (*TRAIN, "--arm", "nobody"), "nobody"),
@@ -280,8 +371,16 @@ def written_lines(options: tuple[str, ...], command: tuple[str, ...]) -> list[st
         (("--time", "soon"), TRAIN, "--time 'soon': write it as Slurm does"),
         (("--time", "5"), TRAIN, "--time 5: less than twice the 180 seconds of --notice"),
         (("--notice", "30"), TRAIN, "--notice"),
-        (("--extra", "constraint=h100"), TRAIN, "--extra 'constraint=h100': write one option as sbatch takes it"),
-        (("--extra", "--signal=USR1@60"), TRAIN, "--extra '--signal=USR1@60': submit sets this itself"),
+        (
+            ("--extra", "constraint=h100"),
+            TRAIN,
+            "--extra 'constraint=h100': write one option as sbatch takes it",
+        ),
+        (
+            ("--extra", "--signal=USR1@60"),
+            TRAIN,
+            "--extra '--signal=USR1@60': submit sets this itself",
+        ),
         (("--extra", "-N 4"), TRAIN, "--extra '-N 4': submit sets this itself"),
         (("--extra", "--comment='a"), TRAIN, "No closing quotation; close the quotes"),
         (("--extra", "--mem=4G --time=9"), TRAIN, "write one option as sbatch takes it"),
@@ -290,13 +389,19 @@ def written_lines(options: tuple[str, ...], command: tuple[str, ...]) -> list[st
         (("--setup", "if true"), TRAIN, "--setup: no shell command"),
         (("--setup", "cat <<END"), TRAIN, "--setup: no shell command"),
         (("--setup", "echo a \\"), TRAIN, "its last backslash would join it to the next line"),
-        (("--through", "submitit", "--write", "x.sh"), TRAIN, "--write: a batch file is for sbatch"),
+        (
+            ("--through", "submitit", "--write", "x.sh"),
+            TRAIN,
+            "--write: a batch file is for sbatch",
+        ),
         (("--write", "there.sh"), TRAIN, "there.sh: exists; remove it or choose another --write"),
         (("--write", "nowhere/x.sh"), TRAIN, "nowhere"),
         (("--through", "qsub"), TRAIN, "qsub"),
     ],
 )
-def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(options, command, complaint, slurm, capsys):
+def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(
+    options, command, complaint, slurm, capsys
+):
     Path("there.sh").write_text("mine")
     assert run(["submit", "--time", "4:00:00", *options, "--", *command]) == 2
     told = capsys.readouterr()
@@ -311,13 +416,23 @@ def test_without_slurm_here_one_line_says_so(tmp_path, monkeypatch, capsys):
     (tmp_path / "bash").symlink_to("/bin/bash")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run(["submit", "--time", "4:00:00", "--", *TRAIN]) == 2
-    assert "no sbatch here; run the command where Slurm's commands are, or write the file by --write" in capsys.readouterr().err
+    assert (
+        "no sbatch here; run the command where Slurm's commands are, or write the file by --write"
+        in capsys.readouterr().err
+    )
     assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 5400), ("90:30", 5430), ("4:00:00", 14400), ("2-12", 216000), ("1-0:30", 88200), ("1-00:00:05", 86405)],
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("4:00:00", 14400),
+        ("2-12", 216000),
+        ("1-0:30", 88200),
+        ("1-00:00:05", 86405),
+    ],
 )
 def test_times_are_read_as_slurm_reads_them(text, seconds):
     assert seconds_of(text) == seconds
@@ -340,10 +455,17 @@ def test_a_real_torchrun_trains_a_run_to_its_end(slurm, preset, tmp_path, monkey
     job.out.mkdir()
     fake = tmp_path / "fake slurm"
     (fake / "scontrol").write_text("#!/bin/bash\necho localhost\n")
-    (tmp_path / "job.sh").write_text(batch_file(job).replace(f"export PATH={programs}:", f"export PATH={programs}:'{fake}':"))
+    (tmp_path / "job.sh").write_text(
+        batch_file(job).replace(f"export PATH={programs}:", f"export PATH={programs}:'{fake}':")
+    )
     here = {**os.environ, "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "x", "FAKE": str(slurm)}
     done = subprocess.run(
-        ["bash", str(tmp_path / "job.sh")], env=here, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
+        ["bash", str(tmp_path / "job.sh")],
+        env=here,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert f"done: {job.last}" in done.stdout
@@ -357,11 +479,13 @@ trap 'mkdir -p run/checkpoints/step-2; touch run/checkpoints/step-2/manifest.jso
 printf '%s\\n' "$@" >told
 echo $PPID >asking
 for second in $(seq 300); do sleep 0.1; done
-"""
+"""  # noqa: E501
 
 
 def test_submitit_saves_at_its_signal_and_starts_again_from_there(tmp_path):
-    submitit = pytest.importorskip("submitit", reason="needs the extra `slurm`: pip install 'tokencodes[slurm]'")
+    submitit = pytest.importorskip(
+        "submitit", reason="needs the extra `slurm`: pip install 'tokencodes[slurm]'"
+    )
     (tmp_path / "torchrun").write_text(STUBBORN)
     (tmp_path / "torchrun").chmod(0o755)
     job = job_of(tmp_path / "run", ("train", "quickstart"), tmp_path)
@@ -370,34 +494,83 @@ def test_submitit_saves_at_its_signal_and_starts_again_from_there(tmp_path):
     executor.update_parameters(timeout_min=2)
     submitted = executor.submit(Launch(job))
     until(lambda: (tmp_path / "asking").is_file() and (tmp_path / "asking").read_text().strip())
-    os.kill(int((tmp_path / "asking").read_text()), signal.SIGUSR2)  # as Slurm does when the time is nearly up
+    # as Slurm does when the time is nearly up
+    os.kill(int((tmp_path / "asking").read_text()), signal.SIGUSR2)
     assert submitted.result() == str(job.last)
     told = lines(tmp_path / "told")
     assert told[:2] == ["--nnodes=1", "--nproc-per-node=1"]
-    assert told[-8:] == ["-m", "tokencodes", "train", "quickstart", "--out", str(job.out), "saved", "again"]
+    assert told[-8:] == [
+        "-m",
+        "tokencodes",
+        "train",
+        "quickstart",
+        "--out",
+        str(job.out),
+        "saved",
+        "again",
+    ]
 
 
 def test_submitit_reports_a_run_that_fails(tmp_path):
-    submitit = pytest.importorskip("submitit", reason="needs the extra `slurm`: pip install 'tokencodes[slurm]'")
+    submitit = pytest.importorskip(
+        "submitit", reason="needs the extra `slurm`: pip install 'tokencodes[slurm]'"
+    )
     (tmp_path / "torchrun").write_text("#!/bin/bash\nexit 3\n")
     (tmp_path / "torchrun").chmod(0o755)
     job = job_of(tmp_path / "run", ("train", "quickstart"), tmp_path)
     job.out.mkdir()
-    with pytest.raises(submitit.core.utils.FailedJobError, match=r"no further than before \(exit status 3\)"):
+    with pytest.raises(
+        submitit.core.utils.FailedJobError, match=r"no further than before \(exit status 3\)"
+    ):
         executor_of(job, "local").submit(Launch(job)).result()
 
 
 def test_submitit_gives_slurm_what_the_batch_file_would(slurm, capsys):
-    pytest.importorskip("submitit", reason="needs the extra `slurm`: pip install 'tokencodes[slurm]'")
+    pytest.importorskip(
+        "submitit", reason="needs the extra `slurm`: pip install 'tokencodes[slurm]'"
+    )
     (slurm.parent / "fake slurm" / "sbatch").write_text(
         SBATCH.replace('echo "17;here"', 'cp "$1" "$FAKE/script"; echo "Submitted batch job 17"')
     )
-    command = ["submit", "--through", "submitit", "--time", "4:00:00", "--nodes", "2", "--gpus", "8", "--partition", "p"]
-    assert run([*command, "--extra", "--constraint=h100", "--setup", "module load x", "--json", "--", *TRAIN]) == 0
+    command = [
+        "submit",
+        "--through",
+        "submitit",
+        "--time",
+        "4:00:00",
+        "--nodes",
+        "2",
+        "--gpus",
+        "8",
+        "--partition",
+        "p",
+    ]
+    assert (
+        run(
+            [
+                *command,
+                "--extra",
+                "--constraint=h100",
+                "--setup",
+                "module load x",
+                "--json",
+                "--",
+                *TRAIN,
+            ]
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert (told["job"], told["file"]) == ("17", None)
     text = (slurm / "script").read_text()
-    for option in ("--nodes=2", "--gpus-per-node=8", "--cpus-per-task=32", "--time=240", "--signal=USR2@180", "--requeue"):
+    for option in (
+        "--nodes=2",
+        "--gpus-per-node=8",
+        "--cpus-per-task=32",
+        "--time=240",
+        "--signal=USR2@180",
+        "--requeue",
+    ):
         assert f"#SBATCH {option}\n" in text
     assert "#SBATCH --constraint=h100\n" in text
     assert "\nmodule load x\n" in text

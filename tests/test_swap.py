@@ -1,4 +1,6 @@
-"""The drop-in: one call on the models that people have, and everything they do with them still works."""
+"""The drop-in: one call on the models that people have, and everything they do with them still
+works.
+"""
 
 import copy
 import inspect
@@ -16,7 +18,15 @@ from torch import nn
 from tests import PATIENCE
 from tests.test_model import model_of
 from tokencodes.errors import InputError
-from tokencodes.swap import Boundary, boundary_of, interface_of, load_swapped, mount, save_swapped, swap_input
+from tokencodes.swap import (
+    Boundary,
+    boundary_of,
+    interface_of,
+    load_swapped,
+    mount,
+    save_swapped,
+    swap_input,
+)
 
 VOCAB, WIDTH = 320, 36
 SHAPE = {
@@ -76,7 +86,9 @@ class TestEveryModel:
     def test_the_body_sees_what_a_plain_table_of_the_same_vectors_would_give(self, name, ids):
         model, plain = swapped(name), build(name)
         with torch.no_grad():
-            plain.get_output_embeddings().weight = nn.Parameter(plain.get_output_embeddings().weight.clone())
+            plain.get_output_embeddings().weight = nn.Parameter(
+                plain.get_output_embeddings().weight.clone()
+            )
             plain.get_input_embeddings().weight = nn.Parameter(interface_of(model).materialize())
         assert torch.equal(model(ids).logits, plain(ids).logits)
 
@@ -103,9 +115,19 @@ class TestEveryModel:
         model = swapped(name)
         logits = model(ids).logits
         assert torch.equal(copy.deepcopy(model)(ids).logits, logits)
-        told = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
-        assert torch.equal(model.generate(ids, use_cache=True, **told), model.generate(ids, use_cache=False, **told))
-        compiled = torch.compile(model, backend="eager", fullgraph=True)(ids, use_cache=False).logits
+        told = {
+            "max_new_tokens": 3,
+            "do_sample": False,
+            "pad_token_id": 0,
+            "attention_mask": torch.ones_like(ids),
+        }
+        assert torch.equal(
+            model.generate(ids, use_cache=True, **told),
+            model.generate(ids, use_cache=False, **told),
+        )
+        compiled = torch.compile(model, backend="eager", fullgraph=True)(
+            ids, use_cache=False
+        ).logits
         torch.testing.assert_close(compiled, logits)
 
     def test_casts_leave_the_code_whole(self, name, ids):
@@ -129,13 +151,16 @@ class TestEveryModel:
         assert all(gradient is not None for gradient in gradients[0].values())
 
     def test_resizing_says_what_to_do_instead(self, name):
-        with pytest.raises(InputError, match="build the interface for the new vocabulary with swap_input"):
+        with pytest.raises(
+            InputError, match="build the interface for the new vocabulary with swap_input"
+        ):
             swapped(name).resize_token_embeddings(400)
 
 
 @pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma3"])
 def test_tie_word_embeddings_of_a_swapped_model_is_refused_when_it_is_tied_or_saved(name, tmp_path):
-    model = copy.deepcopy(swapped(name))  # a copy guards itself, not the model that it was copied from
+    # a copy guards itself, not the model that it was copied from
+    model = copy.deepcopy(swapped(name))
     model.config.tie_word_embeddings = True
     doors = (
         model.tie_weights,
@@ -143,7 +168,9 @@ def test_tie_word_embeddings_of_a_swapped_model_is_refused_when_it_is_tied_or_sa
         lambda: save_swapped(model, tmp_path / "b"),
     )
     for door in doors:
-        with pytest.raises(InputError, match="tie_word_embeddings=True: a tied head would make the input trainable"):
+        with pytest.raises(
+            InputError, match="tie_word_embeddings=True: a tied head would make the input trainable"
+        ):
             door()
     assert list(tmp_path.iterdir()) == []
     model.config.tie_word_embeddings = False
@@ -201,7 +228,10 @@ def test_a_plain_torch_module(ids):
     with pytest.warns(UserWarning, match=r"out.weight was tied"):
         swap_input(model, "binary")
     assert model(ids).shape == (2, 8, VOCAB)
-    with pytest.raises(InputError, match=r"2 candidates for the token embedding \(tables.0, tables.1\); name it by module="):
+    with pytest.raises(
+        InputError,
+        match=r"2 candidates for the token embedding \(tables.0, tables.1\); name it by module=",
+    ):
         swap_input(Tiny(2), "binary")
     with pytest.raises(InputError, match=r"'out' is not an nn\.Embedding"):
         swap_input(Tiny(), "binary", module="out")
@@ -227,11 +257,16 @@ def test_lora_trains_beside_a_fixed_input(ids):
     peft = pytest.importorskip("peft")
     model = swapped("Llama")
     before = interface_of(model).materialize()
-    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    tuned = peft.get_peft_model(
+        model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    )
     loss = tuned(ids, labels=ids).loss
     loss.backward()
     torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], lr=1.0).step()
-    assert {name.split(".")[-3] for name, p in tuned.named_parameters() if p.requires_grad} <= {"lora_A", "lora_B"}
+    assert {name.split(".")[-3] for name, p in tuned.named_parameters() if p.requires_grad} <= {
+        "lora_A",
+        "lora_B",
+    }
     assert tuned(ids, labels=ids).loss < loss
     assert torch.equal(interface_of(tuned).materialize(), before)
 
@@ -239,7 +274,11 @@ def test_lora_trains_beside_a_fixed_input(ids):
 def test_fsdp2_on_two_ranks_computes_what_one_does(tmp_path):
     script = Path(__file__).parent / "fsdp_two_ranks.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
@@ -257,7 +296,9 @@ def test_a_boundary_is_declared_shared_and_enforced(tmp_path, ids):
         second = mount(build("Llama"), declared)  # another body behind the same input
     assert torch.equal(interface_of(first)(ids), interface_of(second)(ids))
     assert mount(second, declared) is second
-    with pytest.raises(InputError, match="its interface is 'binary', declared is 'gf2:width=10,values=pm1'"):
+    with pytest.raises(
+        InputError, match="its interface is 'binary', declared is 'gf2:width=10,values=pm1'"
+    ):
         mount(swapped("Llama", "binary"), declared)
     with pytest.raises(InputError, match="its tokenizer_sha256 is 'u"):
         mount(second, declared, tokenizer_sha256="u" * 64)

@@ -1,4 +1,6 @@
-"""How far a trained table moved, which is the first question to ask before a word on what training it was worth."""
+"""How far a trained table moved, which is the first question to ask before a word on what training
+it was worth.
+"""
 
 import sys
 from pathlib import Path
@@ -28,7 +30,11 @@ def test_the_movement_is_the_change_over_the_first_length():
 def runs(dataset, tmp_path_factory) -> dict[str, Path]:
     """A small table, and one of fifty times its standard deviation, trained alike."""
     folder = tmp_path_factory.mktemp("tables")
-    arms = {"learned": {"interface": "learned"}, "large": {"interface": "learned:std=1"}, "fixed": {"interface": "gf2"}}
+    arms = {
+        "learned": {"interface": "learned"},
+        "large": {"interface": "learned:std=1"},
+        "fixed": {"interface": "gf2"},
+    }
     study = tiny_study(dataset.path, arms=arms)
     for arm in arms:
         train(study.run(arm, 1), dataset, folder / arm, Silent())
@@ -36,7 +42,10 @@ def runs(dataset, tmp_path_factory) -> dict[str, Path]:
 
 
 def test_at_one_rate_a_large_table_hardly_moves_where_a_small_one_does(runs):
-    moved = {arm: table_movement.movement(*table_movement.tables(runs[arm]))[0] for arm in ("learned", "large")}
+    moved = {
+        arm: table_movement.movement(*table_movement.tables(runs[arm]))[0]
+        for arm in ("learned", "large")
+    }
     assert moved["large"] < 0.02 < 0.1 < moved["learned"]
 
 

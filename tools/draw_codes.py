@@ -32,13 +32,28 @@ WORDS = (
     "sincos:width=24",
 )
 IDS = ("natural", "permuted", "ranked", "clustered")
-VALUES = ("binary", "binary:values=pm1", "binary:center=true", "binary:scale=match", "gf2", "gaussian:width=192")
+VALUES = (
+    "binary",
+    "binary:values=pm1",
+    "binary:center=true",
+    "binary:scale=match",
+    "gf2",
+    "gaussian:width=192",
+)
 
 
 def panel(axes: Axes, image: np.ndarray, title: str, signed: bool) -> None:
     """One code as an image, coordinates upwards."""
     low, high = (-2, 2) if signed else (0, 1)
-    axes.imshow(image, cmap="Greys", vmin=low, vmax=high, aspect="auto", interpolation="nearest", origin="lower")
+    axes.imshow(
+        image,
+        cmap="Greys",
+        vmin=low,
+        vmax=high,
+        aspect="auto",
+        interpolation="nearest",
+        origin="lower",
+    )
     axes.set_title(title, fontsize=10.5, loc="left")
     axes.grid(visible=False)
     axes.set_yticks([])
@@ -56,7 +71,12 @@ def words(dataset: Dataset | None) -> str:
     figure, places = grid(3, 3, 5.6)
     for axes, spec in zip(places, WORDS, strict=True):
         book = certificate_of(spec, VOCAB, WIDTH).book
-        panel(axes, book.words_VK[:FIRST].T, f"{spec}  ({book.width} wide)", not book.spec.binary_valued)
+        panel(
+            axes,
+            book.words_VK[:FIRST].T,
+            f"{spec}  ({book.width} wide)",
+            not book.spec.binary_valued,
+        )
     return svg(figure, "words")
 
 
@@ -71,7 +91,12 @@ def assignments(dataset: Dataset | None) -> str:
     names = IDS if dataset is not None else IDS[:2]
     figure, places = grid(len(names), 1, 1.25 * len(names))
     for axes, name in zip(places, names, strict=True):
-        panel(axes, binned(certificate_of(f"binary:ids={name}", VOCAB, WIDTH, None, dataset).book), f"ids={name}", False)
+        panel(
+            axes,
+            binned(certificate_of(f"binary:ids={name}", VOCAB, WIDTH, None, dataset).book),
+            f"ids={name}",
+            False,
+        )
     places[-1].set_xlabel(f"bins of {VOCAB // BINS} token ids, from the first merges to the last")
     return svg(figure, "ids")
 
@@ -82,7 +107,9 @@ def values(dataset: Dataset | None) -> str:
     for axes, spec in zip(places, VALUES, strict=True):
         norms = certificate_of(spec, VOCAB, WIDTH).book.squared_norms(WIDTH)
         margin = 0.02 * float(np.ptp(norms)) or 1.0
-        axes.hist(norms, bins=40, range=(norms.min() - margin, norms.max() + margin), color="#555555")
+        axes.hist(
+            norms, bins=40, range=(norms.min() - margin, norms.max() + margin), color="#555555"
+        )
         axes.set_title(f"{spec}\nmean {norms.mean():.3g}", fontsize=10, loc="left")
     for axes in places[3:]:
         axes.set_xlabel("squared norm")

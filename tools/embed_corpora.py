@@ -2,8 +2,8 @@
 
     python tools/embed_corpora.py SOTU.jsonl.gz JANEAUSTEN.jsonl.gz src/tokencodes/corpora
 
-The two inputs hold {"text": ...} lines, one address and one novel each, as read from the packages that
-`corpora/PROVENANCE.md` names. The output is byte-identical whenever the inputs are.
+The two inputs hold {"text": ...} lines, one address and one novel each, as read from the packages
+that `corpora/PROVENANCE.md` names. The output is byte-identical whenever the inputs are.
 """
 
 import gzip
@@ -13,9 +13,11 @@ import sys
 from pathlib import Path
 
 CHAPTER = re.compile(r"^[ \t]*chapter[ \t]+(?:[ivxlc]+|\d+)[ \t]*$", re.IGNORECASE | re.MULTILINE)
-# What follows a chapter's last words: end marks, the next volume's title, and editors' notes, which are not Austen's.
+# What follows a chapter's last words: end marks, the next volume's title, and editors' notes, which
+# are not Austen's.
 END = re.compile(
-    r"^[ \t]*(?:the end|finis|a note on the text|volume [ivx]+|[\[(](?:end (?:of )?volume|at this point in).*)[ \t]*$",
+    r"^[ \t]*(?:the end|finis|a note on the text|volume [ivx]+|[\[(](?:end (?:of )?volume|at this"
+    r" point in).*)[ \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )
 NOVELS = (
@@ -44,12 +46,22 @@ def chapters(novel: str, text: str) -> list[tuple[str, str]]:
     starts = [match.end() for match in CHAPTER.finditer(text)]
     ends = [*[match.start() for match in CHAPTER.finditer(text)][1:], len(text)]
     bodies = [text[a:b].strip() for a, b in zip(starts, ends, strict=True)]
-    return [(f"{novel}-{number:02d}", END.split(body)[0].strip()) for number, body in enumerate(bodies, 1)]
+    return [
+        (f"{novel}-{number:02d}", END.split(body)[0].strip())
+        for number, body in enumerate(bodies, 1)
+    ]
 
 
 def main(sotu: Path, austen: Path, out: Path) -> None:
-    write(out / "sotu.jsonl.gz", [(f"sotu-{i:03d}", text.strip()) for i, text in enumerate(read(sotu), 1)])
-    parts = [part for novel, text in zip(NOVELS, read(austen), strict=True) for part in chapters(novel, text)]
+    write(
+        out / "sotu.jsonl.gz",
+        [(f"sotu-{i:03d}", text.strip()) for i, text in enumerate(read(sotu), 1)],
+    )
+    parts = [
+        part
+        for novel, text in zip(NOVELS, read(austen), strict=True)
+        for part in chapters(novel, text)
+    ]
     write(out / "austen.jsonl.gz", parts)
 
 

@@ -1,9 +1,11 @@
 """Mutants of a Python module: each is the module with one small fault put into it.
 
-A test suite is good if it fails on them. `mutate.py` runs it. The kinds of fault are the usual ones: a comparison, an operator,
-a number or a truth value is another; a condition is negated; a statement is left out; a function returns nothing.
+A test suite is good if it fails on them. `mutate.py` runs it. The kinds of fault are the usual
+ones: a comparison, an operator, a number or a truth value is another; a condition is negated; a
+statement is left out; a function returns nothing.
 
-Text is left alone: docstrings, messages, annotations, and whatever stands inside `raise`. A fault there changes no result.
+Text is left alone: docstrings, messages, annotations, and whatever stands inside `raise`. A fault
+there changes no result.
 """
 
 import ast
@@ -41,7 +43,9 @@ FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: `number` counts the faults of a module; `function` is the dotted name of the function that has it."""
+    """One fault: `number` counts the faults of a module; `function` is the dotted name of the
+    function that has it.
+    """
 
     number: int
     line: int
@@ -82,13 +86,17 @@ class _Mutator(ast.NodeTransformer):
             number = len(self.mutants)
             before, after = self._texts(node, fault)
             function = ".".join(self._names)
-            self.mutants.append(Mutant(number, getattr(node, "lineno", 0), function, kind, before, after))
+            self.mutants.append(
+                Mutant(number, getattr(node, "lineno", 0), function, kind, before, after)
+            )
             if number == self._wanted:
                 chosen = ast.copy_location(fault, node)
         return chosen
 
     def _texts(self, node: ast.AST, fault: ast.AST) -> tuple[str, str]:
-        """The part of the code that changes, before and after. Of an `if` or a loop: its condition alone."""
+        """The part of the code that changes, before and after. Of an `if` or a loop: its condition
+        alone.
+        """
         if isinstance(node, ast.If | ast.While):
             node, fault = node.test, fault.test  # type: ignore[attr-defined]
         return ast.unparse(node), ast.unparse(ast.fix_missing_locations(fault))
@@ -141,7 +149,9 @@ class _Mutator(ast.NodeTransformer):
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         self.generic_visit(node)
-        if node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None):
+        if node.value is None or (
+            isinstance(node.value, ast.Constant) and node.value.value is None
+        ):
             return node
         return self._offer(node, "nothing returned", ast.Return(ast.Constant(None)))
 
@@ -149,13 +159,17 @@ class _Mutator(ast.NodeTransformer):
         if ast.unparse(node.test) == "TYPE_CHECKING":
             return node
         self.generic_visit(node)
-        return self._offer(node, "condition negated", self._with(node, test=ast.UnaryOp(ast.Not(), node.test)))
+        return self._offer(
+            node, "condition negated", self._with(node, test=ast.UnaryOp(ast.Not(), node.test))
+        )
 
     visit_While = visit_If  # type: ignore[assignment]
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         self.generic_visit(node)
-        return self._offer(node, "condition negated", self._with(node, body=node.orelse, orelse=node.body))
+        return self._offer(
+            node, "condition negated", self._with(node, body=node.orelse, orelse=node.body)
+        )
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
@@ -168,7 +182,11 @@ class _Mutator(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        if type(node.op) not in OPERATORS or isinstance(node.left, ast.JoinedStr) or isinstance(node.right, ast.JoinedStr):
+        if (
+            type(node.op) not in OPERATORS
+            or isinstance(node.left, ast.JoinedStr)
+            or isinstance(node.right, ast.JoinedStr)
+        ):
             return node
         return self._offer(node, "operator", self._with(node, op=OPERATORS[type(node.op)]()))
 
@@ -179,7 +197,11 @@ class _Mutator(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
-        return self._offer(node, "sign", node.operand) if isinstance(node.op, ast.Not | ast.USub | ast.Invert) else node
+        return (
+            self._offer(node, "sign", node.operand)
+            if isinstance(node.op, ast.Not | ast.USub | ast.Invert)
+            else node
+        )
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         node.args = [self.visit(argument) for argument in node.args]
@@ -189,7 +211,9 @@ class _Mutator(ast.NodeTransformer):
         node.func = self.visit(node.func)
         name = ast.unparse(node.func)
         if name in FUNCTIONS:
-            return self._offer(node, "function", self._with(node, func=ast.Name(FUNCTIONS[name], ast.Load())))
+            return self._offer(
+                node, "function", self._with(node, func=ast.Name(FUNCTIONS[name], ast.Load()))
+            )
         return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:

@@ -1,17 +1,22 @@
 """Puts small faults into the source, one at a time, and counts how many the tests notice.
 
-    python tools/mutate.py [--mutants 400] [--seed 1] [--jobs 2] [--folder FOLDER] [--only PART] [--report FILE]
+    python tools/mutate.py [--mutants 400] [--seed 1] [--jobs 2] [--folder FOLDER] [--only PART]
+    [--report FILE]
 
-1. The whole suite runs once under `coverage`. This notes which tests enter each function, and how long each test takes.
+1. The whole suite runs once under `coverage`. This notes which tests enter each function, and how
+   long each test takes.
 2. Mutants are drawn by the seed, an equal share for each part of the source (see `mutants.py`).
-3. Each mutant is put into a copy of the project. The tests that enter its function run there, until one fails. The tests of its
+3. Each mutant is put into a copy of the project. The tests that enter its function run there, until
+   one fails. The tests of its
    own part come first, the quick ones first. A mutant that no test notices survives.
 
-The folder keeps the map of step 1 and the outcomes of step 3. If the command is repeated, a mutant that was killed stays
-killed, as long as its file is the same. Survivors are tried again. A new folder begins anew.
+The folder keeps the map of step 1 and the outcomes of step 3. If the command is repeated, a mutant
+that was killed stays killed, as long as its file is the same. Survivors are tried again. A new
+folder begins anew.
 
-survivors.toml lists survivors that change nothing that matters, each with a reason. They count as survivors all the same.
-Exit 1: the score is below --least. Each test process is forked from a process that has already imported the libraries.
+survivors.toml lists survivors that change nothing that matters, each with a reason. They count as
+survivors all the same. Exit 1: the score is below --least. Each test process is forked from a
+process that has already imported the libraries.
 """
 
 import argparse
@@ -87,13 +92,17 @@ def all_targets(parts: tuple[str, ...]) -> dict[str, list[Target]]:
         place = ROOT / SOURCE / part
         files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
         found[part] = [
-            Target(part, str(file.relative_to(ROOT)), mutant) for file in files for mutant in mutants(file.read_text())
+            Target(part, str(file.relative_to(ROOT)), mutant)
+            for file in files
+            for mutant in mutants(file.read_text())
         ]
     return found
 
 
 def drawn(by_part: dict[str, list[Target]], number: int, seed: int) -> list[Target]:
-    """`number` mutants: an equal share of each part, and where a part has fewer, the rest from the others."""
+    """`number` mutants: an equal share of each part, and where a part has fewer, the rest from the
+    others.
+    """
     generator = random.Random(seed)
     shuffled = {part: generator.sample(targets, len(targets)) for part, targets in by_part.items()}
     chosen: list[Target] = []
@@ -105,7 +114,9 @@ def drawn(by_part: dict[str, list[Target]], number: int, seed: int) -> list[Targ
 
 
 def functions_by_line(file: Path) -> dict[int, str]:
-    """The dotted name of the innermost function or class of each line of a file, as `mutants` has it."""
+    """The dotted name of the innermost function or class of each line of a file, as `mutants` has
+    it.
+    """
     names: dict[int, str] = {}
 
     def walk(node: ast.AST, path: tuple[str, ...]) -> None:
@@ -122,7 +133,8 @@ def functions_by_line(file: Path) -> dict[int, str]:
 
 
 class _Contexts:
-    """A pytest plugin: coverage's context is the test that runs. Durations and failures are noted."""
+    """A pytest plugin: coverage's context is the test that runs.
+    Durations and failures are noted."""
 
     def __init__(self, coverage: Any) -> None:
         self.coverage = coverage
@@ -139,8 +151,9 @@ class _Contexts:
 
 
 def make_map(folder: Path, jobs: int) -> dict[str, Any]:
-    """Runs the suite under coverage, in `jobs` processes, and writes which tests enter which function, and how long each takes.
-    Tests that fail without any fault are named and left out."""
+    """Runs the suite under coverage, in `jobs` processes, and writes which tests enter which
+    function, and how long each takes. Tests that fail without any fault are named and left out.
+    """
     files = sorted(str(file) for file in (ROOT / "tests").rglob("test_*.py"))
     children = []
     for job in range(jobs):
@@ -161,7 +174,10 @@ def make_map(folder: Path, jobs: int) -> dict[str, Any]:
             entered[key] |= set(tests)
     for test in sorted(failed):
         print(f"left out, because it fails without any fault: {test}", file=sys.stderr)
-    known = {"entered": {key: sorted(tests - failed) for key, tests in entered.items()}, "seconds": seconds}
+    known = {
+        "entered": {key: sorted(tests - failed) for key, tests in entered.items()},
+        "seconds": seconds,
+    }
     (folder / "map.json").write_text(json.dumps(known))
     return known
 
@@ -173,12 +189,18 @@ def _map_a_part(files: list[str], place: Path) -> None:
         import pytest
 
         os.setsid()
-        measured = coverage.Coverage(data_file=str(place.with_suffix(".db")), source=[str(ROOT / SOURCE)])
+        measured = coverage.Coverage(
+            data_file=str(place.with_suffix(".db")), source=[str(ROOT / SOURCE)]
+        )
         plugin = _Contexts(measured)
         measured.start()
         pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files], plugins=[plugin])
         measured.stop()
-        part = {"entered": _entered(measured.get_data()), "seconds": plugin.seconds, "failed": sorted(plugin.failed)}
+        part = {
+            "entered": _entered(measured.get_data()),
+            "seconds": plugin.seconds,
+            "failed": sorted(plugin.failed),
+        }
         place.with_suffix(".json").write_text(json.dumps(part))
         status = 0
     finally:
@@ -193,21 +215,30 @@ def _entered(data: Any) -> dict[str, list[str]]:
             continue
         functions = functions_by_line(Path(name))
         for line, tests in data.contexts_by_lineno(name).items():
-            entered[f"{Path(name).relative_to(ROOT)} {functions.get(line, '')}"] |= {test for test in tests if test}
+            entered[f"{Path(name).relative_to(ROOT)} {functions.get(line, '')}"] |= {
+                test for test in tests if test
+            }
     return {key: sorted(tests) for key, tests in entered.items()}
 
 
 def tests_for(target: Target, known: dict[str, Any]) -> list[str]:
-    """The tests that enter a mutant's function, and those of the file named after its module. The module's own come first, then
-    those of its part, the quick ones first, within MOST_SECONDS."""
+    """The tests that enter a mutant's function, and those of the file named after its module. The
+    module's own come first, then those of its part, the quick ones first, within MOST_SECONDS.
+    """
     entered, seconds = known["entered"], known["seconds"]
     names = target.mutant.function.split(".") if target.mutant.function else []
     tests: set[str] = set()
-    while not tests:  # code of a module or a class runs when it is imported: whatever enters the file will do
+    # code of a module or a class runs when it is imported: whatever enters the file will do
+    while not tests:
         key = f"{target.file} {'.'.join(names)}"
         tests = set(entered.get(key, ()))
         if not names:
-            tests |= {test for other, more in entered.items() if other.split(" ")[0] == target.file for test in more}
+            tests |= {
+                test
+                for other, more in entered.items()
+                if other.split(" ")[0] == target.file
+                for test in more
+            }
             break
         names.pop()
     stem, part = Path(target.file).stem, target.part.removesuffix(".py").split("/")[0]
@@ -215,7 +246,11 @@ def tests_for(target: Target, known: dict[str, Any]) -> list[str]:
 
     def order(test: str) -> tuple[bool, bool, float]:
         file = test.split("::")[0]
-        return f"test_{stem}" not in file, f"/{part}" not in file and f"test_{part}" not in file, seconds.get(test, 1.0)
+        return (
+            f"test_{stem}" not in file,
+            f"/{part}" not in file and f"test_{part}" not in file,
+            seconds.get(test, 1.0),
+        )
 
     chosen, total = [], 0.0
     for test in sorted(tests, key=order):
@@ -230,7 +265,16 @@ def project_copy(folder: Path, number: int) -> Path:
     """A copy of the project's files."""
     copy = folder / f"copy-{number}"
     shutil.rmtree(copy, ignore_errors=True)
-    listed = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = [
+        "git",
+        "-C",
+        str(ROOT),
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+    ]
     for name in subprocess.run(listed, capture_output=True, check=True).stdout.decode().split("\0"):
         if name and (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -274,7 +318,11 @@ def _be_a_test_process(copy: Path, tests: list[str]) -> None:
         os.environ["PYTHONPATH"] = str(copy / "src")
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         sys.dont_write_bytecode = True
-        sys.path[:] = [str(copy / "src"), str(copy), *(path for path in sys.path if not path.startswith(str(ROOT / "src")))]
+        sys.path[:] = [
+            str(copy / "src"),
+            str(copy),
+            *(path for path in sys.path if not path.startswith(str(ROOT / "src"))),
+        ]
         import pytest
 
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(copy)]
@@ -301,7 +349,9 @@ def ended(trials: list[Trial]) -> Iterator[tuple[Trial, str]]:
         yield trial, outcome
 
 
-def try_all(targets: list[Target], known: dict[str, Any], folder: Path, jobs: int) -> dict[str, str]:
+def try_all(
+    targets: list[Target], known: dict[str, Any], folder: Path, jobs: int
+) -> dict[str, str]:
     """The outcome of each mutant, by key. Each is written down at once."""
     preload()
     outcomes: dict[str, str] = {}
@@ -318,7 +368,12 @@ def try_all(targets: list[Target], known: dict[str, Any], folder: Path, jobs: in
             for trial, outcome in ended(trials):
                 free.append(trial.copy)
                 outcomes[trial.target.key] = outcome
-                log.write(json.dumps({"key": trial.target.key, "file": digest(trial.target), "outcome": outcome}) + "\n")
+                log.write(
+                    json.dumps(
+                        {"key": trial.target.key, "file": digest(trial.target), "outcome": outcome}
+                    )
+                    + "\n"
+                )
                 log.flush()
                 count = f"{len(outcomes)}/{len(targets)}"
                 print(f"{count} {outcome:8} {trial.target.key}", flush=True)
@@ -332,16 +387,28 @@ def digest(target: Target) -> str:
 
 
 def killed_before(folder: Path) -> set[str]:
-    """Keys and files of mutants that were killed by an earlier run of the command in this folder."""
+    """Keys and files of mutants that were killed by an earlier run of the command in this
+    folder."""
     log = folder / "outcomes.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
-    return {f"{line['file']} {line['key']}" for line in lines if line["outcome"] in ("killed", "timeout")}
+    return {
+        f"{line['file']} {line['key']}"
+        for line in lines
+        if line["outcome"] in ("killed", "timeout")
+    }
 
 
 def summary(targets: list[Target], outcomes: dict[str, str], seed: int) -> str:
-    """A table of parts, then the survivors: those that matter not with their reasons, and the others."""
+    """A table of parts, then the survivors: those that matter not with their reasons, and the
+    others.
+    """
     listed = {entry["mutant"]: entry["reason"] for entry in _survivors()}
-    lines = [f"# {len(targets)} mutants, seed {seed}", "", "| part | mutants | killed | score |", "|---|---|---|---|"]
+    lines = [
+        f"# {len(targets)} mutants, seed {seed}",
+        "",
+        "| part | mutants | killed | score |",
+        "|---|---|---|---|",
+    ]
     for part in [*dict.fromkeys(target.part for target in targets), "all"]:
         of = [outcomes[target.key] for target in targets if part in (target.part, "all")]
         killed = sum(outcome in ("killed", "timeout") for outcome in of)
@@ -352,14 +419,20 @@ def summary(targets: list[Target], outcomes: dict[str, str], seed: int) -> str:
         ("Other survivors", [target for target in alive if short(target) not in listed]),
     ):
         lines += ["", f"## {title}: {len(chosen)}", ""]
-        lines += [f"- `{short(target)}` {listed.get(short(target), outcomes[target.key])}" for target in chosen]
+        lines += [
+            f"- `{short(target)}` {listed.get(short(target), outcomes[target.key])}"
+            for target in chosen
+        ]
     return "\n".join(lines) + "\n"
 
 
 def short(target: Target) -> str:
     """How a mutant is named in survivors.toml: no number, so that other lines may change."""
     mutant = target.mutant
-    return f"{target.file.removeprefix(f'{SOURCE}/')} {mutant.function}: {mutant.before} => {mutant.after}"
+    return (
+        f"{target.file.removeprefix(f'{SOURCE}/')} {mutant.function}: {mutant.before} =>"
+        f" {mutant.after}"
+    )
 
 
 def _survivors() -> list[dict[str, str]]:
@@ -376,16 +449,22 @@ def main() -> int:
     parser.add_argument("--least", type=float, default=0.9)
     parser.add_argument("--folder", type=Path, default=ROOT / ".mutants")
     parser.add_argument("--only", help="one part of the source, such as loss.py or verify")
-    parser.add_argument("--report", type=Path, help="write the table and the survivors to this file")
+    parser.add_argument(
+        "--report", type=Path, help="write the table and the survivors to this file"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     kept = options.folder / "map.json"
-    known = json.loads(kept.read_text()) if kept.is_file() else make_map(options.folder, options.jobs)
+    known = (
+        json.loads(kept.read_text()) if kept.is_file() else make_map(options.folder, options.jobs)
+    )
     targets = drawn(all_targets(PARTS), options.mutants, options.seed)
     targets = [target for target in targets if options.only in (None, target.part)]
     before = killed_before(options.folder)
     again = [target for target in targets if f"{digest(target)} {target.key}" not in before]
-    outcomes = {target.key: "killed" for target in targets} | try_all(again, known, options.folder, options.jobs)
+    outcomes = {target.key: "killed" for target in targets} | try_all(
+        again, known, options.folder, options.jobs
+    )
     text = summary(targets, outcomes, options.seed)
     print(text)
     if options.report:

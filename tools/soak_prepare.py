@@ -1,10 +1,12 @@
-"""Kills `tokencodes prepare` at random moments, again and again, and holds what it ends in against an undisturbed run.
+"""Kills `tokencodes prepare` at random moments, again and again, and holds what it ends in against
+an undisturbed run.
 
     python tools/soak_prepare.py INPUT... --tokenizer FILE [--kills 100] [--seed 1] [--workers 2]
 
-A round begins with no folder. Each try is killed (kill -9, the process alone, not its workers) at a moment drawn from the
-duration of the undisturbed run, and the same command follows at once, until a try is done before its moment comes. Then
-every file but the lock must hold the undisturbed run's bytes, and nothing else may be there. Exit 1 at the first difference.
+A round begins with no folder. Each try is killed (kill -9, the process alone, not its workers) at a
+moment drawn from the duration of the undisturbed run, and the same command follows at once, until a
+try is done before its moment comes. Then every file but the lock must hold the undisturbed run's
+bytes, and nothing else may be there. Exit 1 at the first difference.
 """
 
 import argparse
@@ -35,7 +37,9 @@ def difference(folder: Path, expected: dict[str, bytes]) -> str | None:
         leftover = next(folder.glob(".tmp-*"), None)
         return f"{leftover.name} was left" if leftover else None
     missing, other = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-    changed = sorted(name for name in expected.keys() & found.keys() if expected[name] != found[name])
+    changed = sorted(
+        name for name in expected.keys() & found.keys() if expected[name] != found[name]
+    )
     return f"missing {missing[:3]}, not expected {other[:3]}, other bytes in {changed[:3]}"
 
 
@@ -70,7 +74,11 @@ def soak(command: list[str], folder: Path, kills: int, seed: int) -> int:
         return 1
     duration = time.monotonic() - began
     expected = contents(folder / "undisturbed")
-    print(f"undisturbed: {duration:.2f} s, {len(expected)} files, {sum(map(len, expected.values())):,} bytes", flush=True)
+    print(
+        f"undisturbed: {duration:.2f} s, {len(expected)} files,"
+        f" {sum(map(len, expected.values())):,} bytes",
+        flush=True,
+    )
     moments = random.Random(seed)
     stages, rounds, done = Counter[str](), 0, 0
     while done < kills:
@@ -78,7 +86,9 @@ def soak(command: list[str], folder: Path, kills: int, seed: int) -> int:
         out = folder / f"round-{rounds}"
         status = None
         while status is None:
-            status, told = attempt([*command, str(out)], moments.uniform(0, duration) if done < kills else None)
+            status, told = attempt(
+                [*command, str(out)], moments.uniform(0, duration) if done < kills else None
+            )
             if status is None:
                 done += 1
                 stages[stage(out)] += 1
@@ -89,19 +99,33 @@ def soak(command: list[str], folder: Path, kills: int, seed: int) -> int:
         shutil.rmtree(out)
     for name, count in stages.most_common():
         print(f"{count:6,} killed {name}")
-    print(f"{done:,} kills in {rounds:,} rounds: every round ended in the undisturbed run's bytes, and nothing was left over")
+    print(
+        f"{done:,} kills in {rounds:,} rounds: every round ended in the undisturbed run's bytes,"
+        " and nothing was left over"
+    )
     return 0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Kills `tokencodes prepare` at random moments and compares what it ends in.")
+    parser = argparse.ArgumentParser(
+        description="Kills `tokencodes prepare` at random moments and compares what it ends in."
+    )
     parser.add_argument("inputs", nargs="+", help="text, as `tokencodes prepare` takes it")
     parser.add_argument("--tokenizer", required=True, help="a tokenizer.json")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     told = parser.parse_args()
-    command = [sys.executable, "-m", "tokencodes", "prepare", *told.inputs, "--tokenizer", told.tokenizer, "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "tokencodes",
+        "prepare",
+        *told.inputs,
+        "--tokenizer",
+        told.tokenizer,
+        "--json",
+    ]
     command += ["--workers", str(told.workers), "--out"]
     folder = Path(tempfile.mkdtemp(prefix="soak-prepare-"))
     status = soak(command, folder, told.kills, told.seed)

@@ -1,14 +1,17 @@
-"""Kills `train` at random moments, on one rank and on two, and holds what it ends in against an undisturbed run.
+"""Kills `train` at random moments, on one rank and on two, and holds what it ends in against an
+undisturbed run.
 
     python tools/soak_train.py [--kills 100] [--ranks 1 2] [--seed 1] [--folder FOLDER]
 
-A round begins with no folder. Each try is killed (kill -9) at a moment drawn from the duration of the undisturbed run: all
-ranks together, or, where there are two, as often one of them alone, whereupon the other must end by itself within a minute. The
-same run follows at once, until a try is done before its moment comes. Then the weights (of the checkpoint and of the exported
-model), every logged loss and norm, and the hash of the windows must be the undisturbed run's, bit by bit. Exit 1 at the first
-difference.
+A round begins with no folder. Each try is killed (kill -9) at a moment drawn from the duration of
+the undisturbed run: all ranks together, or, where there are two, as often one of them alone,
+whereupon the other must end by itself within a minute. The same run follows at once, until a try is
+done before its moment comes. Then the weights (of the checkpoint and of the exported model), every
+logged loss and norm, and the hash of the windows must be the undisturbed run's, bit by bit. Exit 1
+at the first difference.
 
-Ranks are forked from a process that has done its imports and nothing else, so that a hundred kills take minutes.
+Ranks are forked from a process that has done its imports and nothing else, so that a hundred kills
+take minutes.
 """
 
 import argparse
@@ -56,8 +59,12 @@ SMALL = {
 
 def configuration(dataset: Path | None, background: bool) -> RunConfig:
     """Two dozen steps of a tiny model, a checkpoint at every third; the quickstart's text."""
-    sets = [f"{key}={value}" for key, value in SMALL.items()] + [f'checkpoint.async_save="{"yes" if background else "no"}"']
-    return read_study("quickstart", sets + ([f'data.dataset="{dataset}"'] if dataset else []))[0].run("learned", 1)
+    sets = [f"{key}={value}" for key, value in SMALL.items()] + [
+        f'checkpoint.async_save="{"yes" if background else "no"}"'
+    ]
+    return read_study("quickstart", sets + ([f'data.dataset="{dataset}"'] if dataset else []))[
+        0
+    ].run("learned", 1)
 
 
 def work(run: RunConfig, dataset: Path, out: Path) -> Any:
@@ -70,18 +77,35 @@ def work(run: RunConfig, dataset: Path, out: Path) -> Any:
 
 
 def left(out: Path) -> dict[str, Any]:
-    """What a run ends in, without what a clock decides. Called in a process of its own: tensors are read."""
+    """What a run ends in, without what a clock decides. Called in a process of its own: tensors are
+    read.
+    """
     weights = {}
     for name, place in (("checkpoint", checkpoint.find(out)), ("model", out / "model")):
         state = checkpoint.load_model(place).state_dict()
-        weights[name] = hashlib.sha256(b"".join(state[key].numpy().tobytes() for key in sorted(state))).hexdigest()
+        weights[name] = hashlib.sha256(
+            b"".join(state[key].numpy().tobytes() for key in sorted(state))
+        ).hexdigest()
     lines = [line for line in read_json_lines(out / "metrics.jsonl") if line["kind"] != "start"]
     records = [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
     result = read_json(out / "result.json")
-    kept = {key: result[key] for key in ("steps", "tokens", "held_out_loss", "windows_sha256", "start_sha256")}
-    damages = [told for one in checkpoint.checkpoints(out / "checkpoints") if (told := checkpoint.damage(one))]
+    kept = {
+        key: result[key]
+        for key in ("steps", "tokens", "held_out_loss", "windows_sha256", "start_sha256")
+    }
+    damages = [
+        told
+        for one in checkpoint.checkpoints(out / "checkpoints")
+        if (told := checkpoint.damage(one))
+    ]
     names = sorted(path.name for path in (out / "checkpoints").iterdir())
-    return {"weights": weights, "records": records, "result": kept, "damages": damages, "names": names}
+    return {
+        "weights": weights,
+        "records": records,
+        "result": kept,
+        "damages": damages,
+        "names": names,
+    }
 
 
 def asked(call: Any) -> Any:
@@ -101,11 +125,17 @@ def stage(out: Path) -> str:
     partial = list((out / "checkpoints").glob(".tmp-*")) if (out / "checkpoints").is_dir() else []
     if partial:
         return "in the midst of a save"
-    return "between saves" if checkpoint.checkpoints(out / "checkpoints") else "before the first save"
+    return (
+        "between saves" if checkpoint.checkpoints(out / "checkpoints") else "before the first save"
+    )
 
 
-def attempt(count: int, run: RunConfig, dataset: Path, out: Path, moment: float, draw: random.Random) -> str:
-    """One try: `done`, `killed`, `left alone` where one rank was killed and the other ended by itself, or what was wrong."""
+def attempt(
+    count: int, run: RunConfig, dataset: Path, out: Path, moment: float, draw: random.Random
+) -> str:
+    """One try: `done`, `killed`, `left alone` where one rank was killed and the other ended by
+    itself, or what was wrong.
+    """
     children = ranks.start(count, work(run, dataset, out))
     began = time.monotonic()
     while time.monotonic() - began < moment and any(child.told is None for child in children):
@@ -138,7 +168,10 @@ def soak(count: int, kills: int, dataset: Path, folder: Path, draw: random.Rando
     while done < kills:
         rounds += 1
         out, run = folder / f"round-{rounds}", runs[rounds % 2]
-        while (way := attempt(count, run, dataset, out, draw.uniform(0, duration), draw)) in ("killed", "left alone"):
+        while (way := attempt(count, run, dataset, out, draw.uniform(0, duration), draw)) in (
+            "killed",
+            "left alone",
+        ):
             ways[way] += 1
             stages[stage(out)] += 1
             done += 1
@@ -148,12 +181,18 @@ def soak(count: int, kills: int, dataset: Path, folder: Path, draw: random.Rando
         found = asked(lambda out=out: left(out))
         for what in expected:
             if found[what] != expected[what]:
-                print(f"round {rounds}, after {done} kills: {what} differ: {json.dumps(found[what])[:300]}; see {out}")
+                print(
+                    f"round {rounds}, after {done} kills: {what} differ:"
+                    f" {json.dumps(found[what])[:300]}; see {out}"
+                )
                 return 1
         shutil.rmtree(out)
     told_ways = ", ".join(f"{way} {times}" for way, times in ways.most_common())
     print(f"{done} kills ({told_ways}) in {rounds} rounds, every round bitwise the undisturbed run")
-    print("  found " + ", ".join(f"{where}: {times}" for where, times in stages.most_common()), flush=True)
+    print(
+        "  found " + ", ".join(f"{where}: {times}" for where, times in stages.most_common()),
+        flush=True,
+    )
     return 0
 
 
@@ -163,15 +202,26 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100, help="at each number of ranks")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder, removed at the end)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where to work (default: a temporary folder, removed at the end)",
+    )
     told = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with tempfile.TemporaryDirectory() as temporary:
         folder = told.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        asked(lambda: open_dataset(configuration(None, False).data, folder, lambda line: None).fingerprint)
+        asked(
+            lambda: (
+                open_dataset(configuration(None, False).data, folder, lambda line: None).fingerprint
+            )
+        )
         draw = random.Random(told.seed)
-        return max(soak(count, told.kills, folder / "data", folder / str(count), draw) for count in told.ranks)
+        return max(
+            soak(count, told.kills, folder / "data", folder / str(count), draw)
+            for count in told.ranks
+        )
 
 
 if __name__ == "__main__":

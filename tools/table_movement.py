@@ -1,10 +1,12 @@
-"""How far a trained input table moved from where it began, as a share of the length that it had there.
+"""How far a trained input table moved from where it began, as a share of the length that it had
+there.
 
     python tools/table_movement.py RUN ...
 
-For each run: ‖E - E0‖ / ‖E0‖ over the whole table, and the median over tokens of the same for one row. E is the table of the
-run's newest checkpoint, E0 the table as it was drawn. A comparison of a trained table with a fixed one says nothing about
-training where these are near 0: the table was hardly trained.
+For each run: ‖E - E0‖ / ‖E0‖ over the whole table, and the median over tokens of the same for one
+row. E is the table of the run's newest checkpoint, E0 the table as it was drawn. A comparison of a
+trained table with a fixed one says nothing about training where these are near 0: the table was
+hardly trained.
 """
 
 import sys
@@ -27,7 +29,10 @@ def tables(run: Path) -> tuple[Tensor, Tensor]:
     initialise(drawn, config.seed)
     trained = checkpoint.load_model(run)
     if not isinstance(trained.input_interface, LearnedTable):
-        raise SystemExit(f"{run}: its input {config.interface!r} is fixed, so it cannot move; name runs with a learned table")
+        raise SystemExit(
+            f"{run}: its input {config.interface!r} is fixed, so it cannot move; name runs with a"
+            " learned table"
+        )
     return drawn.input_interface.materialize(), trained.input_interface.materialize()
 
 

@@ -1,7 +1,8 @@
-"""tokencodes: decoder language models whose token inputs are fixed codes, matched against a learned table.
+"""tokencodes: decoder language models whose token inputs are fixed codes, matched against a learned
+table.
 
-Importing it makes transformers' Auto classes know the model. Neither torch nor transformers is loaded before it is needed, so
-that what works on text alone starts at once.
+Importing it makes transformers' Auto classes know the model. Neither torch nor transformers is
+loaded before it is needed, so that what works on text alone starts at once.
 """
 
 import importlib
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
     from tokencodes.codes import InterfaceSpec, build_codebook
     from tokencodes.errors import InputError
     from tokencodes.hub import load
-    from tokencodes.interfaces import FixedCode, InputInterface, LearnedCode, LearnedTable, build_interface
+    from tokencodes.interfaces import (
+        FixedCode,
+        InputInterface,
+        LearnedCode,
+        LearnedTable,
+        build_interface,
+    )
     from tokencodes.model import TokenCodeConfig, TokenCodeForCausalLM
     from tokencodes.swap import Boundary, boundary_of, load_swapped, mount, save_swapped, swap_input
 
@@ -56,13 +63,16 @@ def __getattr__(name: str) -> Any:
 
 
 class _Registration(importlib.abc.MetaPathFinder):
-    """Waits for `import transformers`, and follows it by `model`, which registers with the Auto classes."""
+    """Waits for `import transformers`, and follows it by `model`, which registers with the Auto
+    classes.
+    """
 
     def __init__(self) -> None:
         self._looking = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """transformers' own spec, whose loading is followed by ours; nothing for any other module."""
+        """transformers' own spec, whose loading is followed by ours;
+        nothing for any other module."""
         if name != "transformers" or self._looking:
             return None
         self._looking = True

@@ -18,12 +18,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException, most: int = 160) -> str:
-    """What another library's error says, cut to fit into one line of ours; its kind where it says nothing."""
+    """What another library's error says, cut to fit into one line of ours; its kind where it says
+    nothing.
+    """
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
 
 
 def pass_on_interruption(error: BaseException) -> None:
-    """Raises KeyboardInterrupt where Ctrl-C is at the root of an error: some libraries make an error of their own of it."""
+    """Raises KeyboardInterrupt where Ctrl-C is at the root of an error: some libraries make an
+    error of their own of it.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, KeyboardInterrupt):
@@ -33,7 +37,9 @@ def pass_on_interruption(error: BaseException) -> None:
 
 @contextmanager
 def loading(place: Path | str, way_out: str = "take a complete copy") -> Iterator[None]:
-    """Within it, whatever another library raises about a model's files becomes an InputError of one line."""
+    """Within it, whatever another library raises about a model's files becomes an InputError of one
+    line.
+    """
     try:
         yield
     except InputError:
@@ -48,7 +54,9 @@ class CodeMismatch(InputError):
 
 
 class CheckFailed(RuntimeError):
-    """Something that was checked does not hold, and no input is to blame. `cli` prints it as one line and exits with 1."""
+    """Something that was checked does not hold, and no input is to blame. `cli` prints it as one
+    line and exits with 1.
+    """
 
     everywhere = False  # whether every rank raises it in the same words, so that one need say it
 

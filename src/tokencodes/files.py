@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 CERTIFICATE, CARD = "certificate.json", "README.md"
-KINDS = ("tokencodes-export", "tokencodes-import")  # of the certificates that say what may be replaced, and pushed
+# of the certificates that say what may be replaced, and pushed
+KINDS = ("tokencodes-export", "tokencodes-import")
 
 
 def fsync(path: Path) -> None:
@@ -38,8 +39,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Temporary file, fsync, replace: a reader sees the old bytes or the new, never a part. A file that has these bytes already
-    is left alone, so that repeated work can be shown where nothing can be written."""
+    """Temporary file, fsync, replace: a reader sees the old bytes or the new, never a part. A file
+    that has these bytes already is left alone, so that repeated work can be shown where nothing can
+    be written.
+    """
     if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return
     partial = path.with_name(f".tmp-{path.name}")
@@ -61,7 +64,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """The one way in which this project writes a JSON file, so that a changed byte can be told from the value alone."""
+    """The one way in which this project writes a JSON file, so that a changed byte can be told from
+    the value alone.
+    """
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -71,7 +76,10 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, and lists in lists, are no JSONDecodeError
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of thousands of digits, and lists in lists, are no JSONDecodeError
         raise InputError(f"{path}: damaged ({error}); take a new copy or make it anew") from None
 
 
@@ -84,22 +92,30 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines; none if it is not there. A last line that a kill cut short is left out."""
+    """The records of a file of JSON lines; none if it is not there. A last line that a kill cut
+    short is left out.
+    """
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     records = []
-    for number, line in enumerate(lines[:-1], 1):  # what follows the last line break was not finished
+    for number, line in enumerate(
+        lines[:-1], 1
+    ):  # what follows the last line break was not finished
         try:
             records.append(json.loads(line))
         except (ValueError, RecursionError) as error:
             said = error.msg if isinstance(error, json.JSONDecodeError) else error
-            raise InputError(f"{path}, line {number}: damaged ({said}); take a copy, or remove it and make it anew") from None
+            raise InputError(
+                f"{path}, line {number}: damaged ({said}); take a copy, or remove it and make it"
+                " anew"
+            ) from None
     return records
 
 
 def map_array(path: Path) -> "np.memmap[Any, Any]":
-    """The array of an .npy file, mapped read-only. Nothing is unpickled, and nothing of the size in its header is allocated.
+    """The array of an .npy file, mapped read-only. Nothing is unpickled, and nothing of the size in
+    its header is allocated.
 
     InputError: the file is no such array, or has other bytes than its header promises.
     """
@@ -111,11 +127,18 @@ def map_array(path: Path) -> "np.memmap[Any, Any]":
     try:
         with np.errstate(over="ignore"):
             found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # whatever numpy, Python's tokenizer or the system make of a damaged header
-        raise InputError(f"{path}: damaged ({first_line(error)}); take a new copy, or make it anew") from None
+    except (
+        Exception
+    ) as error:  # whatever numpy, Python's tokenizer or the system make of a damaged header
+        raise InputError(
+            f"{path}: damaged ({first_line(error)}); take a new copy, or make it anew"
+        ) from None
     size = path.stat().st_size
     if found.offset + found.nbytes != size:
-        raise InputError(f"{path}: {size:,} bytes, not those that its header promises; take a new copy, or make it anew")
+        raise InputError(
+            f"{path}: {size:,} bytes, not those that its header promises; take a new copy, or make"
+            " it anew"
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -131,10 +154,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def only_one(folder: Path, named: Path | None = None) -> Iterator[None]:
-    """Makes `folder` and holds it: two programs that write into one folder would undo each other's work. named: what its user
-    calls it. A folder that was made here, and into which nothing was written, is removed at the end.
+    """Makes `folder` and holds it: two programs that write into one folder would undo each other's
+    work. named: what its user calls it. A folder that was made here, and into which nothing was
+    written, is removed at the end.
 
-    A folder that cannot be written needs no lock: its contents can be read, and every write into it fails by itself.
+    A folder that cannot be written needs no lock: its contents can be read, and every write into it
+    fails by itself.
     """
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,10 +167,13 @@ def only_one(folder: Path, named: Path | None = None) -> Iterator[None]:
         with _lock_file(folder) as lock:
             try:
                 if lock is not None:
-                    fcntl.flock(lock, (fcntl.LOCK_EX if lock.writable() else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                    fcntl.flock(
+                        lock, (fcntl.LOCK_EX if lock.writable() else fcntl.LOCK_SH) | fcntl.LOCK_NB
+                    )
             except BlockingIOError:
                 raise InputError(
-                    f"{named or folder}: another program is writing here; wait for it, or choose another --out"
+                    f"{named or folder}: another program is writing here; wait for it, or choose"
+                    " another --out"
                 ) from None
             yield
     finally:
@@ -158,12 +186,16 @@ def only_one(folder: Path, named: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def _lock_file(folder: Path) -> Iterator[TextIO | None]:
-    """The folder's lock file, open: to be written, or to be read where it cannot be written; None where there can be none."""
+    """The folder's lock file, open: to be written, or to be read where it cannot be written; None
+    where there can be none.
+    """
     file = folder / LOCK
     try:
         opened: TextIO | None = file.open("w")
     except OSError as error:
-        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM) or (not file.exists() and os.access(folder, os.W_OK)):
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM) or (
+            not file.exists() and os.access(folder, os.W_OK)
+        ):
             raise
         opened = file.open() if file.exists() else None
     with nullcontext() if opened is None else opened:
@@ -172,17 +204,20 @@ def _lock_file(folder: Path) -> Iterator[TextIO | None]:
 
 @contextmanager
 def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
-    """A hidden folder beside `folder`: it takes that name when the block ends, and is deleted if the block raises.
+    """A hidden folder beside `folder`: it takes that name when the block ends, and is deleted if
+    the block raises.
 
-    InputError: `folder` is there and `force` is not given, or holds what its certificate does not list; another program is
-    making it; the disk has not `needed_bytes`.
+    InputError: `folder` is there and `force` is not given, or holds what its certificate does not
+    list; another program is making it; the disk has not `needed_bytes`.
     """
     folder = folder.resolve()
     refuse_taken(folder, force)
     free = shutil.disk_usage(next(parent for parent in folder.parents if parent.exists())).free
     if free < needed_bytes:
         needed, here = significant(needed_bytes / 1e9), significant(free / 1e9)
-        raise InputError(f"{folder}: it needs about {needed} GB and {here} GB are free; name another --out")
+        raise InputError(
+            f"{folder}: it needs about {needed} GB and {here} GB are free; name another --out"
+        )
     partial = folder.with_name(f".tmp-{folder.name}")
     with only_one(partial, folder):
         try:
@@ -202,7 +237,9 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
 
 
 def readable(folder: Path) -> None:
-    """Files of a folder to be read by whom the umask allows: safetensors writes its own for their owner alone."""
+    """Files of a folder to be read by whom the umask allows: safetensors writes its own for their
+    owner alone.
+    """
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.rglob("*"):
@@ -227,10 +264,14 @@ def _take_place(partial: Path, folder: Path) -> None:
 
 
 def certified(folder: Path) -> dict[str, Any] | None:
-    """The certificate that `export` or `import` left in a folder; None where there is none of theirs."""
+    """The certificate that `export` or `import` left in a folder; None where there is none of
+    theirs.
+    """
     place = folder / CERTIFICATE
     told = read_json(place) if place.is_file() else None
-    ours = isinstance(told, dict) and told.get("kind") in KINDS and isinstance(told.get("files"), dict)
+    ours = (
+        isinstance(told, dict) and told.get("kind") in KINDS and isinstance(told.get("files"), dict)
+    )
     return told if ours else None
 
 
@@ -259,18 +300,35 @@ def write_certificate(folder: Path, kind: str, told: dict[str, Any]) -> None:
 
 
 def refuse_taken(folder: Path, force: bool) -> None:
-    """InputError where a folder is there, and `force` is not given or does not allow that it is replaced (see `appearing`)."""
+    """InputError where a folder is there, and `force` is not given or does not allow that it is
+    replaced (see `appearing`).
+    """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not force:
-        raise InputError(f"{folder}: is there already; name another --out, or --force to replace it")
+        raise InputError(
+            f"{folder}: is there already; name another --out, or --force to replace it"
+        )
     told = certified(folder) if folder.is_dir() else None
     if told is None:
-        raise InputError(f"{folder}: was not made by export or import, so --force does not replace it; name another --out")
+        raise InputError(
+            f"{folder}: was not made by export or import, so --force does not replace it; name"
+            " another --out"
+        )
     known = {*told["files"], CERTIFICATE}
-    more = [name for path in folder.rglob("*") if path.is_file() and (name := path.relative_to(folder).as_posix()) not in known]
+    more = [
+        name
+        for path in folder.rglob("*")
+        if path.is_file() and (name := path.relative_to(folder).as_posix()) not in known
+    ]
     if more:
-        raise InputError(f"{folder}: holds {more[0]}, which was put there since; take it away, or name another --out")
+        raise InputError(
+            f"{folder}: holds {more[0]}, which was put there since; take it away, or name another"
+            " --out"
+        )
     changed = [name for name in changed_since(folder, told) if (folder / name).exists()]
     if changed:
-        raise InputError(f"{folder}: {changed[0]} was changed since it was made; take it away, or name another --out")
+        raise InputError(
+            f"{folder}: {changed[0]} was changed since it was made; take it away, or name another"
+            " --out"
+        )

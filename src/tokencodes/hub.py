@@ -1,4 +1,6 @@
-"""The Hugging Face hub: an export goes up, a model comes down by its id. HF_ENDPOINT names another hub than huggingface.co."""
+"""The Hugging Face hub: an export goes up, a model comes down by its id. HF_ENDPOINT names another
+hub than huggingface.co.
+"""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +14,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-PATTERNS = ["*.json", "*.safetensors", "*.md", "*.jinja", "*.gguf", "*.onnx", "*.onnx_data", "*.pt", "*.pth", "*.bin"]
+PATTERNS = [
+    "*.json",
+    "*.safetensors",
+    "*.md",
+    "*.jinja",
+    "*.gguf",
+    "*.onnx",
+    "*.onnx_data",
+    "*.pt",
+    "*.pth",
+    "*.bin",
+]
 
 
 @dataclass(frozen=True)
@@ -24,8 +37,9 @@ class Sent:
 
 
 def fetch(place: str, revision: str | None = None) -> Path:
-    """A local path as it is; a hub id OWNER/NAME as the folder that it was downloaded into. InputError where neither is
-    there."""
+    """A local path as it is; a hub id OWNER/NAME as the folder that it was downloaded into.
+    InputError where neither is there.
+    """
     path = Path(place)
     if path.exists() or not HUB_ID.fullmatch(place):
         return path
@@ -33,20 +47,29 @@ def fetch(place: str, revision: str | None = None) -> Path:
 
     try:
         return Path(snapshot_download(place, revision=revision, allow_patterns=PATTERNS))
-    except Exception as error:  # of the hub, of the network's library, of names that the hub does not allow
-        raise InputError(f"{place}: no such path here, and as a hub id it could not be had ({first_line(error)})") from None
+    except (
+        Exception
+    ) as error:  # of the hub, of the network's library, of names that the hub does not allow
+        raise InputError(
+            f"{place}: no such path here, and as a hub id it could not be had ({first_line(error)})"
+        ) from None
 
 
 def load(place: str) -> "PreTrainedModel":
-    """The model of a run, a checkpoint, a folder or a hub id, in float32 on the CPU: ours with its code checked, or a plain
-    Llama that was exported. InputError where there is none, or it cannot be loaded."""
+    """The model of a run, a checkpoint, a folder or a hub id, in float32 on the CPU: ours with its
+    code checked, or a plain Llama that was exported. InputError where there is none, or it cannot
+    be loaded.
+    """
     folder = fetch(place)
     config = folder / "config.json"
     told = read_json_object(config) if config.is_file() else {}
     if told.get("model_type") == "llama":
         return _plain(folder, bool(told.get("tie_word_embeddings")))
     if folder.suffix in (".gguf", ".onnx") or (folder.is_dir() and list(folder.glob("*.gguf"))):
-        raise InputError(f"{folder}: of another program; `tokencodes import` makes a model of ours of it, which can be loaded")
+        raise InputError(
+            f"{folder}: of another program; `tokencodes import` makes a model of ours of it, which"
+            " can be loaded"
+        )
     from tokencodes.checkpoint import load_model
 
     return load_model(folder)
@@ -56,16 +79,26 @@ def _plain(folder: Path, tied: bool) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
     if tied and any("lm_head.weight" in _names(file) for file in folder.glob("*.safetensors")):
-        raise InputError(f"{folder}/config.json: tie_word_embeddings is true, so loading would overwrite the head in its files")
+        raise InputError(
+            f"{folder}/config.json: tie_word_embeddings is true, so loading would overwrite the"
+            " head in its files"
+        )
     if (folder / "onnx").is_dir() and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
-        raise InputError(f"{folder}: an ONNX graph; `tokencodes import` makes a model of ours of it, which can be loaded")
+        raise InputError(
+            f"{folder}: an ONNX graph; `tokencodes import` makes a model of ours of it, which can"
+            " be loaded"
+        )
     with loading(folder):
-        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", trust_remote_code=False)
+        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="float32", trust_remote_code=False
+        )
     return found.eval()
 
 
 def _names(file: Path) -> set[str]:
-    """Of the tensors in a safetensors file; none where it cannot be read, which the loading will say."""
+    """Of the tensors in a safetensors file; none where it cannot be read, which the loading will
+    say.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -76,18 +109,23 @@ def _names(file: Path) -> set[str]:
 
 
 def push(folder: Path, repository: str, private: bool = True, dry_run: bool = False) -> list[Sent]:
-    """Uploads an export, every file that its certificate lists, as a repository OWNER/NAME; returns the files. README.md may be
-    another than was certified: licence, language and contact are its owner's to add. dry_run: only says what it would do.
+    """Uploads an export, every file that its certificate lists, as a repository OWNER/NAME; returns
+    the files. README.md may be another than was certified: licence, language and contact are its
+    owner's to add. dry_run: only says what it would do.
 
     InputError: no export, a name that is none, or a hub that refuses.
     """
     told = certified(folder)
     if told is None:
-        raise InputError(f"{folder}: only what `tokencodes export` or `import` made and checked is pushed")
+        raise InputError(
+            f"{folder}: only what `tokencodes export` or `import` made and checked is pushed"
+        )
     _check_name(repository)
     for name in changed_since(folder, told):
         if name != CARD or not (folder / CARD).is_file():
-            raise InputError(f"{folder / name}: not the file that was certified; make the export anew")
+            raise InputError(
+                f"{folder / name}: not the file that was certified; make the export anew"
+            )
     names = [*told["files"], CERTIFICATE]
     sent = [Sent(name, (folder / name).stat().st_size) for name in sorted(names)]
     if dry_run:
@@ -97,10 +135,15 @@ def push(folder: Path, repository: str, private: bool = True, dry_run: bool = Fa
     api, message = HfApi(), f"{len(sent)} files, exported by tokencodes"
     try:
         api.create_repo(repository, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=names, commit_message=message)
-    except Exception as error:  # of the hub, of the network's library, of a card that the hub does not take
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, allow_patterns=names, commit_message=message
+        )
+    except (
+        Exception
+    ) as error:  # of the hub, of the network's library, of a card that the hub does not take
         raise InputError(
-            f"{repository}: the hub did not take it ({first_line(error)}); `hf auth login`, or set HF_TOKEN and HF_ENDPOINT"
+            f"{repository}: the hub did not take it ({first_line(error)}); `hf auth login`, or set"
+            " HF_TOKEN and HF_ENDPOINT"
         ) from None
     return sent
 
@@ -114,4 +157,6 @@ def _check_name(repository: str) -> None:
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise InputError(f"{repository!r}: no name for a repository ({first_line(error)})") from None
+        raise InputError(
+            f"{repository!r}: no name for a repository ({first_line(error)})"
+        ) from None

@@ -1,7 +1,9 @@
-"""Initialisation by name: each parameter draws from a generator of its own, seeded by BLAKE2b(seed, parameter name).
+"""Initialisation by name: each parameter draws from a generator of its own, seeded by BLAKE2b(seed,
+parameter name).
 
-Therefore an arm cannot shift another parameter's draw: body and head are bitwise equal in all arms of a seed. A parameter is
-drawn whole, in float32 on the CPU, so the same holds for every dtype, device and number of ranks.
+Therefore an arm cannot shift another parameter's draw: body and head are bitwise equal in all arms
+of a seed. A parameter is drawn whole, in float32 on the CPU, so the same holds for every dtype,
+device and number of ranks.
 
 | parameter                             | drawn from                                             |
 |---------------------------------------|--------------------------------------------------------|
@@ -36,7 +38,11 @@ def generator(seed: int, name: str) -> torch.Generator:
 def standard_deviation(name: str, model: TokenCodeForCausalLM) -> float:
     """The std of a matrix, by its name."""
     std = float(model.config.initializer_range)
-    return std / math.sqrt(2 * model.config.num_hidden_layers) if name.endswith(RESIDUAL_OUTPUTS) else std
+    return (
+        std / math.sqrt(2 * model.config.num_hidden_layers)
+        if name.endswith(RESIDUAL_OUTPUTS)
+        else std
+    )
 
 
 @torch.no_grad()

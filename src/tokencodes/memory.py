@@ -11,25 +11,35 @@ LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of control groups, ve
 
 
 def total_bytes() -> int:
-    """Memory that this process can have at most: the machine's with its swap, or the limit of its control group."""
+    """Memory that this process can have at most: the machine's with its swap, or the limit of its
+    control group.
+    """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _meminfo("SwapTotal", 0)
     limits = [_number(CGROUPS / name) for name in LIMITS]
     return min([machine, *(limit for limit in limits if limit)])
 
 
 def free_bytes() -> int:
-    """Memory that is free now, as the system estimates it; the total where the system does not say."""
+    """Memory that is free now, as the system estimates it;
+    the total where the system does not say."""
     total = total_bytes()
     return min(total, _meminfo("MemAvailable", total))
 
 
-def require_memory(needed: int, what: str, way_out: str, total: int | None = None, free: int | None = None) -> None:
-    """InputError where `needed` bytes are more than there can be. total, free: of a GPU; by default the machine's."""
+def require_memory(
+    needed: int, what: str, way_out: str, total: int | None = None, free: int | None = None
+) -> None:
+    """InputError where `needed` bytes are more than there can be. total, free: of a GPU; by default
+    the machine's.
+    """
     total = total_bytes() if total is None else total
     if needed > total:
         free = free_bytes() if free is None else free
         wanted, whole, left = (significant(count / 1e9) for count in (needed, total, free))
-        raise InputError(f"{what}: about {wanted} GB of memory; here are {whole} GB, {left} GB of them free; {way_out}")
+        raise InputError(
+            f"{what}: about {wanted} GB of memory; here are {whole} GB, {left} GB of them free;"
+            f" {way_out}"
+        )
 
 
 def _meminfo(name: str, missing: int) -> int:

@@ -1,16 +1,25 @@
-"""All that a run on several ranks does otherwise than on one; on one rank, everything here does nothing.
+"""All that a run on several ranks does otherwise than on one; on one rank, everything here does
+nothing.
 
 The rules:
 
-1. `torchrun` starts the ranks and says in the environment who is who; without it there is one, and it is not wrapped.
-2. Ranks share the windows of a step in equal parts (data parallel), so their number changes sums only by rounding.
-3. Parameters, gradients and optimizer state are sharded by FSDP2, a block at a time and the rest together: over all ranks
-   (`full`), over those of a node with a copy on each node (`hybrid`), or not at all (`replicate`: one shard, R copies).
-4. Gradients are summed, never averaged: the loss is already divided by the tokens of all ranks. They are reduced once an
+1. `torchrun` starts the ranks and says in the environment who is who; without it there is one, and
+   it is not wrapped.
+2. Ranks share the windows of a step in equal parts (data parallel), so their number changes sums
+   only by rounding.
+3. Parameters, gradients and optimizer state are sharded by FSDP2, a block at a time and the rest
+   together: over all ranks
+   (`full`), over those of a node with a copy on each node (`hybrid`), or not at all (`replicate`:
+   one shard, R copies).
+4. Gradients are summed, never averaged: the loss is already divided by the tokens of all ranks.
+   They are reduced once an
    step, with its last micro batch.
-5. What is decided on a number or on a signal is decided by all ranks on the same gathered values, so none goes on alone.
-6. Files are the first rank's; what it finds, or the error that it meets, it tells the others. Folders must be shared by nodes.
-7. A rank that is gone closes its connections, which ends the others at their next exchange; one that hangs, the timeout.
+5. What is decided on a number or on a signal is decided by all ranks on the same gathered values,
+   so none goes on alone.
+6. Files are the first rank's; what it finds, or the error that it meets, it tells the others.
+   Folders must be shared by nodes.
+7. A rank that is gone closes its connections, which ends the others at their next exchange; one
+   that hangs, the timeout.
 """
 
 import os
@@ -26,20 +35,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 from tokencodes.errors import CheckFailed, Elsewhere, InputError
 
 Result = TypeVar("Result")
-STARTING = timedelta(minutes=10)  # until a run's first step is done: ranks compile, and read, at their own pace
+# until a run's first step is done: ranks compile, and read, at their own pace
+STARTING = timedelta(minutes=10)
 SAVING = timedelta(minutes=30)  # for a rank to write and hash its part of a checkpoint
 WAITING = timedelta(days=2)  # for work that only the first rank does, such as preparing text
 
 
 @dataclass(frozen=True)
 class World:
-    """Who takes part: this rank, how many there are in all and on this node, and the device that is this rank's."""
+    """Who takes part: this rank, how many there are in all and on this node, and the device that is
+    this rank's.
+    """
 
     rank: int = 0
     ranks: int = 1
@@ -69,8 +86,12 @@ class World:
         dist.all_gather_object(found, value, group=group)
         return found
 
-    def on_first(self, work: Callable[[], Result], group: dist.ProcessGroup | None = None) -> Result:
-        """Does the work on the first rank alone; its result everywhere, or its error: there as it is, elsewhere `Elsewhere`."""
+    def on_first(
+        self, work: Callable[[], Result], group: dist.ProcessGroup | None = None
+    ) -> Result:
+        """Does the work on the first rank alone; its result everywhere, or its error: there as it
+        is, elsewhere `Elsewhere`.
+        """
         if self.ranks == 1:
             return work()
         result, error = None, None
@@ -90,22 +111,25 @@ class World:
         return found
 
     def own_first(self, work: Callable[[], Result]) -> Result | None:
-        """`on_first` for what stays there, such as an open file: its result on the first rank, None elsewhere."""
+        """`on_first` for what stays there, such as an open file: its result on the first rank, None
+        elsewhere.
+        """
         mine: list[Result] = []
         self.on_first(lambda: mine.append(work()))
         return mine[0] if mine else None
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Turns the error of an exchange that another rank did not come to into one that says so."""
+        """Turns the error of an exchange that another rank did not come to into one that says
+        so."""
         try:
             yield
         except RuntimeError as error:
             if self.ranks == 1 or isinstance(error, CheckFailed) or not _lost(error):
                 raise
             raise CheckFailed(
-                f"rank {self.rank} of {self.ranks}: another rank is gone or hangs ({_lost(error)}); what was saved is intact: "
-                "repeat the command to go on from there"
+                f"rank {self.rank} of {self.ranks}: another rank is gone or hangs ({_lost(error)});"
+                " what was saved is intact: repeat the command to go on from there"
             ) from error
 
     def any(self, flag: bool) -> bool:
@@ -113,17 +137,27 @@ class World:
         return any(self.gather(flag))
 
     def set_timeout(self, model: nn.Module, time: timedelta = STARTING) -> None:
-        """From now on an exchange of a step, between ranks or of shards of this model, may take this long."""
+        """From now on an exchange of a step, between ranks or of shards of this model, may take
+        this long.
+        """
         if self.ranks == 1:
             return
-        meshes = {parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)}
+        meshes = {
+            parameter.device_mesh
+            for parameter in model.parameters()
+            if isinstance(parameter, DTensor)
+        }
         for group in [None, *(group for mesh in meshes for group in mesh.get_all_groups())]:
             dist.distributed_c10d._set_pg_timeout(time, group)
 
     def share(self, rows: Tensor, fill: int) -> Tensor:
-        """This rank's equal part of rows, filled up with rows of `fill` so that every rank makes as many passes."""
+        """This rank's equal part of rows, filled up with rows of `fill` so that every rank makes as
+        many passes.
+        """
         missing = -len(rows) % self.ranks
-        padded = torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), fill)]) if missing else rows
+        padded = (
+            torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), fill)]) if missing else rows
+        )
         return padded.chunk(self.ranks)[self.rank] if self.ranks > 1 else padded
 
 
@@ -133,13 +167,24 @@ ALONE = World()
 def _lost(error: BaseException) -> str | None:
     """What torch says of an exchange that failed, in short; None if the error is another."""
     text = " ".join(str(error).split())
-    signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out", "timed out", "NCCL", "Gloo", "gloo")
+    signs = (
+        "Connection closed by peer",
+        "Connection reset",
+        "Broken pipe",
+        "Timed out",
+        "timed out",
+        "NCCL",
+        "Gloo",
+        "gloo",
+    )
     sign = next((sign for sign in signs if sign in text), None)
     return text[max(0, text.index(sign) - 40) :][:120] if sign else None
 
 
 def _plain(error: Exception) -> Exception:
-    """What the other ranks are told: an OSError as it is, so that all handle it alike, the rest as said elsewhere."""
+    """What the other ranks are told: an OSError as it is, so that all handle it alike, the rest as
+    said elsewhere.
+    """
     if isinstance(error, OSError):
         try:
             pickle.dumps(error)
@@ -154,39 +199,59 @@ def join(device: str = "auto") -> World:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("engine.device 'cuda': PyTorch sees no GPU here; set engine.device to cpu or auto")
-    here = torch.device(device, int(os.environ.get("LOCAL_RANK", 0))) if device == "cuda" else torch.device("cpu")
+        raise InputError(
+            "engine.device 'cuda': PyTorch sees no GPU here; set engine.device to cpu or auto"
+        )
+    here = (
+        torch.device(device, int(os.environ.get("LOCAL_RANK", 0)))
+        if device == "cuda"
+        else torch.device("cpu")
+    )
     if device == "cuda":
         if here.index >= torch.cuda.device_count():
-            raise InputError(f"{torch.cuda.device_count()} GPUs here for local rank {here.index}; start fewer ranks a node")
+            raise InputError(
+                f"{torch.cuda.device_count()} GPUs here for local rank {here.index}; start fewer"
+                " ranks a node"
+            )
         torch.cuda.set_device(here)
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if ranks == 1:
         return World(device=here)
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=STARTING)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=STARTING
+        )
     world = World(dist.get_rank(), ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), here)
     _ = world.waiting, world.saving  # groups are made by all ranks together, so here
     return world
 
 
 def mesh_of(world: World, sharding: str) -> DeviceMesh:
-    """Copies × shards, for `full`, `hybrid` or `replicate`; of this process alone where there is no other."""
+    """Copies × shards, for `full`, `hybrid` or `replicate`; of this process alone where there is no
+    other.
+    """
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     shards = {"full": world.ranks, "hybrid": world.ranks_here, "replicate": 1}[sharding]
     if world.ranks % shards:
-        raise InputError(f"engine.sharding hybrid: {world.ranks} ranks in nodes of {shards} are no whole number of nodes")
+        raise InputError(
+            f"engine.sharding hybrid: {world.ranks} ranks in nodes of {shards} are no whole number"
+            " of nodes"
+        )
     if shards == world.ranks:
         return init_device_mesh(world.device.type, (shards,), mesh_dim_names=("shard",))
     shape = (world.ranks // shards, shards)
     return init_device_mesh(world.device.type, shape, mesh_dim_names=("copy", "shard"))
 
 
-def shard(model: nn.Module, blocks: nn.ModuleList, methods: tuple[str, ...], mesh: DeviceMesh, bf16: bool) -> None:
-    """Shards a model in place: each block, and the rest. `methods` are called instead of `forward`. `bf16`: parameters are
-    gathered, and computed with, in BF16; kept, reduced and updated in float32."""
+def shard(
+    model: nn.Module, blocks: nn.ModuleList, methods: tuple[str, ...], mesh: DeviceMesh, bf16: bool
+) -> None:
+    """Shards a model in place: each block, and the rest. `methods` are called instead of `forward`.
+    `bf16`: parameters are gathered, and computed with, in BF16; kept, reduced and updated in
+    float32.
+    """
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -211,7 +276,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def sum_over_shards(values: Tensor, like: Tensor) -> Tensor:
-    """The sum of every shard's values, where `like` is sharded; copies of a shard are counted once."""
+    """The sum of every shard's values, where `like` is sharded;
+    copies of a shard are counted once."""
     if isinstance(like, DTensor):
         dist.all_reduce(values, group=like.device_mesh.get_group(like.device_mesh.ndim - 1))
     return values

@@ -1,16 +1,19 @@
 """Random words as a pure function of a key and a counter: Philox4x64-10.
 
-Everything that must come out the same on every machine, in every numpy and in any order (GF(2) matrices, permutations,
-the sampler's windows) is drawn from here. Library generators promise no such thing: numpy keeps the *raw* stream of its
-bit generators, but not what `Generator.integers` makes of it.
+Everything that must come out the same on every machine, in every numpy and in any order (GF(2)
+matrices, permutations, the sampler's windows) is drawn from here. Library generators promise no
+such thing: numpy keeps the *raw* stream of its bit generators, but not what `Generator.integers`
+makes of it.
 
-Source: J. Salmon et al., *Parallel Random Numbers: As Easy as 1, 2, 3* (SC 2011). Constants are Random123's; a test holds
-this function against `numpy.random.Philox`.
+Source: J. Salmon et al., *Parallel Random Numbers: As Easy as 1, 2, 3* (SC 2011). Constants are
+Random123's; a test holds this function against `numpy.random.Philox`.
 
 Layout, fixed for good:
-  key     = (seed, domain), where the domain is the first 8 ASCII bytes of what is drawn, little-endian;
+  key     = (seed, domain), where the domain is the first 8 ASCII bytes of what is drawn,
+            little-endian;
   counter = (i0, i1, i2, i3), each meaning what the caller says;
-  bounded = high 64 bits of word x bound ("multiply-high"), so every draw costs exactly one word. Its bias is
+  bounded = high 64 bits of word x bound ("multiply-high"), so every draw costs exactly one word.
+  Its bias is
             at most bound / 2^64: nothing at the sizes used here.
 """
 
@@ -32,7 +35,12 @@ def multiply_high(words: Words, factor: Words | np.uint64 | int) -> Words:
     low, high = words & _LOW, words >> _SHIFT
     other_low, other_high = other & _LOW, other >> _SHIFT
     carry = (low * other_low >> _SHIFT) + (high * other_low & _LOW) + (low * other_high & _LOW)
-    product: Words = high * other_high + (high * other_low >> _SHIFT) + (low * other_high >> _SHIFT) + (carry >> _SHIFT)
+    product: Words = (
+        high * other_high
+        + (high * other_low >> _SHIFT)
+        + (low * other_high >> _SHIFT)
+        + (carry >> _SHIFT)
+    )
     return product
 
 
@@ -65,6 +73,10 @@ def stream(seed: int, domain: str, count: int, index: tuple[int, int, int] = (0,
     return philox(key(seed, domain), counters).reshape(-1)[:count]
 
 
-def permutation(seed: int, domain: str, size: int, index: tuple[int, int, int] = (0, 0, 0)) -> NDArray[np.int64]:
-    """A uniform permutation of 0 ... size-1: the order of `size` random words (ties, one in 2^64, by position)."""
+def permutation(
+    seed: int, domain: str, size: int, index: tuple[int, int, int] = (0, 0, 0)
+) -> NDArray[np.int64]:
+    """A uniform permutation of 0 ... size-1: the order of `size` random words (ties, one in 2^64,
+    by position).
+    """
     return np.argsort(stream(seed, domain, size, index), kind="stable").astype(np.int64)

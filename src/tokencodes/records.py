@@ -1,7 +1,8 @@
 """JSON that is written and read again, checked against a frozen pydantic model when it is read.
 
-A file may have valid syntax and wrong contents: `{}`, `null`, a missing field, a word where a number belongs. Such a file is an
-error that names the file and the field. It never ends in a traceback, and it is never believed.
+A file may have valid syntax and wrong contents: `{}`, `null`, a missing field, a word where a
+number belongs. Such a file is an error that names the file and the field. It never ends in a
+traceback, and it is never believed.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,9 @@ from tokencodes.files import read_json
 
 
 class Record(BaseModel):
-    """The base of every record: it is frozen, unknown fields are refused, and so are NaN and infinity."""
+    """The base of every record: it is frozen, unknown fields are refused, and so are NaN and
+    infinity.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -29,14 +32,23 @@ class Known(Record):
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
-def read_record(path: Path, kind: type[AnyRecord], way_out: str = "take a new copy, or make it anew") -> AnyRecord:
-    """The record in a JSON file. InputError names the file and its first wrong field, and ends with `way_out`."""
+def read_record(
+    path: Path, kind: type[AnyRecord], way_out: str = "take a new copy, or make it anew"
+) -> AnyRecord:
+    """The record in a JSON file. InputError names the file and its first wrong field, and ends with
+    `way_out`.
+    """
     return checked(read_json(path), kind, str(path), way_out)
 
 
-def checked_lines(lines: Iterable[Any], kind: type[AnyRecord], path: Path, way_out: str) -> Iterable[AnyRecord]:
+def checked_lines(
+    lines: Iterable[Any], kind: type[AnyRecord], path: Path, way_out: str
+) -> Iterable[AnyRecord]:
     """The records of the lines of a file. InputError names the file and the line."""
-    return (checked(line, kind, f"{path}, line {number}", way_out) for number, line in enumerate(lines, 1))
+    return (
+        checked(line, kind, f"{path}, line {number}", way_out)
+        for number, line in enumerate(lines, 1)
+    )
 
 
 def checked(value: Any, kind: type[AnyRecord], place: str, way_out: str) -> AnyRecord:

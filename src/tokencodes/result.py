@@ -1,7 +1,9 @@
-"""result.json: the result of a run. Training writes it last of all, so its presence means that the run has ended.
+"""result.json: the result of a run. Training writes it last of all, so its presence means that the
+run has ended.
 
-A run has ended in one of two states. `done`: it reached its budget and has a score. `diverged`: its numbers stopped being
-finite, or the exponential of its held-out loss is; it has no score, so that nothing can be taken for one.
+A run has ended in one of two states. `done`: it reached its budget and has a score. `diverged`: its
+numbers stopped being finite, or the exponential of its held-out loss is; it has no score, so that
+nothing can be taken for one.
 """
 
 from pathlib import Path
@@ -15,7 +17,9 @@ RESULT = "result.json"
 
 
 class Divergence(Record):
-    """How a run diverged: the reason, the step at which it stopped, and the last finite training loss (nats per token)."""
+    """How a run diverged: the reason, the step at which it stopped, and the last finite training
+    loss (nats per token).
+    """
 
     reason: str
     step: NonNegativeInt
@@ -23,7 +27,9 @@ class Divergence(Record):
 
 
 class ResultRecord(Record):
-    """The result of one run. Losses in nats per token; times in seconds; None: there is no such number."""
+    """The result of one run. Losses in nats per token; times in seconds; None: there is no such
+    number.
+    """
 
     status: Literal["done", "diverged"] = "done"
     divergence: Divergence | None = None
@@ -53,7 +59,10 @@ class ResultRecord(Record):
         if self.diverged and (self.divergence is None or scores != (None, None, None)):
             raise ValueError("status = 'diverged' needs a divergence, and goes with no score")
         if not self.diverged and (self.divergence is not None or None in scores):
-            raise ValueError("status = 'done' needs a held-out loss, bits a byte and a perplexity, and goes with no divergence")
+            raise ValueError(
+                "status = 'done' needs a held-out loss, bits a byte and a perplexity, and goes with"
+                " no divergence"
+            )
         return self
 
     @property
@@ -63,7 +72,9 @@ class ResultRecord(Record):
 
 
 def read_result(run: Path) -> ResultRecord | None:
-    """The result of the run in a folder; None if there is none yet. InputError: the file is damaged."""
+    """The result of the run in a folder; None if there is none yet. InputError: the file is
+    damaged.
+    """
     file = run / RESULT
     if not file.is_file():
         return None

@@ -1,11 +1,14 @@
-"""A seeded permutation of 1 ... N-1 that needs no table: any element's image is a short formula, on any array library.
+"""A seeded permutation of 1 ... N-1 that needs no table: any element's image is a short formula, on
+any array library.
 
-The swap-or-not shuffle (V. Hoang, B. Morris, P. Rogaway, CRYPTO 2012): in round r, x and its partner k_r - x (mod n) are
-swapped or not by one hashed bit of the larger of the two. Each round is its own inverse, so all of them are a permutation,
-for every n. Rounds: 4 for each bit of n, which mixes far beyond what a probe can find; it is no cipher.
+The swap-or-not shuffle (V. Hoang, B. Morris, P. Rogaway, CRYPTO 2012): in round r, x and its
+partner k_r - x (mod n) are swapped or not by one hashed bit of the larger of the two. Each round is
+its own inverse, so all of them are a permutation, for every n. Rounds: 4 for each bit of n, which
+mixes far beyond what a probe can find; it is no cipher.
 
-The same function serves numpy, where codebooks are made, and torch, where a code without a table is computed from ids: int64
-arithmetic that wraps, and nothing else. 0 stays where it is, so that the zero code does not move off BOS/EOS.
+The same function serves numpy, where codebooks are made, and torch, where a code without a table is
+computed from ids: int64 arithmetic that wraps, and nothing else. 0 stays where it is, so that the
+zero code does not move off BOS/EOS.
 """
 
 from typing import Any
@@ -14,7 +17,8 @@ import numpy as np
 
 from tokencodes import philox
 
-# The multipliers of MurmurHash3's finaliser (A. Appleby), on 62 bits, so that shifting a signed word brings in zeros.
+# The multipliers of MurmurHash3's finaliser (A. Appleby), on 62 bits, so that shifting a signed
+# word brings in zeros.
 _FACTORS = (0xFF51AFD7ED558CCD - (1 << 64), 0xC4CEB9FE1A85EC53 - (1 << 64))
 _MASK = (1 << 62) - 1
 ROUNDS_PER_BIT = 4
@@ -38,7 +42,9 @@ def round_keys(size: int, seed: int) -> list[tuple[int, int]]:
 
 
 def scatter(x: Any, size: int, keys: list[tuple[int, int]], xp: Any = np) -> Any:
-    """The images of int64 `x` in 0 ... size-1, size <= 2^62. `xp` is the array library: numpy or torch."""
+    """The images of int64 `x` in 0 ... size-1, size <= 2^62. `xp` is the array library: numpy or
+    torch.
+    """
     count = size - 1
     y = x - 1
     for total, key in keys:

@@ -1,7 +1,8 @@
 """Standard output and error of a command that no reader can break.
 
 - A terminal without UTF-8: characters that it lacks are replaced, as `escape` has it.
-- A reader that stops reading (`tokencodes inspect data | head`): the rest is dropped. The work goes on, and the exit status
+- A reader that stops reading (`tokencodes inspect data | head`): the rest is dropped. The work goes
+  on, and the exit status
   is that of the work.
 - A closed stream (`>&-`): it leads nowhere, and no file that is opened later takes its number.
 - A full disk behind the stream: one error, as of any other file.
@@ -19,7 +20,9 @@ STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = range(3)
 
 
 class _Patient(io.FileIO):
-    """A descriptor that fails at most once, and never because its reader has gone. That standard error fails cannot be said."""
+    """A descriptor that fails at most once, and never because its reader has gone. That standard
+    error fails cannot be said.
+    """
 
     failed = False
 
@@ -43,7 +46,10 @@ def settle_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-    sys.stdout, sys.stderr = _settled(sys.stdout, STANDARD_OUTPUT), _settled(sys.stderr, STANDARD_ERROR)
+    sys.stdout, sys.stderr = (
+        _settled(sys.stdout, STANDARD_OUTPUT),
+        _settled(sys.stderr, STANDARD_ERROR),
+    )
 
 
 def _settled(stream: TextIO | None, descriptor: int) -> TextIO:

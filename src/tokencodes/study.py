@@ -1,8 +1,9 @@
-"""Arms × seeds: what `compare` runs. Seeds are the outer loop, so that a study stopped early holds matched pairs.
+"""Arms × seeds: what `compare` runs. Seeds are the outer loop, so that a study stopped early holds
+matched pairs.
 
-Leaves STUDY/study.toml, tokenizer-KEY.json, data/, ngram_baselines.json, and in ARM/seed-N/ config.toml, metrics.jsonl,
-checkpoints/, model/, result.json, sample.json, and evaluation/ where a suite is named. Repeating the command goes on where it
-was stopped.
+Leaves STUDY/study.toml, tokenizer-KEY.json, data/, ngram_baselines.json, and in ARM/seed-N/
+config.toml, metrics.jsonl, checkpoints/, model/, result.json, sample.json, and evaluation/ where a
+suite is named. Repeating the command goes on where it was stopped.
 """
 
 from collections.abc import Iterator
@@ -27,9 +28,22 @@ from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World, join
 from tokencodes.records import read_record
 from tokencodes.result import ResultRecord, read_result
-from tokencodes.study_records import FACTS, NGRAM_BASELINES, REMOVE_FIRST, SAMPLE, STUDY, NgramBaselines
+from tokencodes.study_records import (
+    FACTS,
+    NGRAM_BASELINES,
+    REMOVE_FIRST,
+    SAMPLE,
+    STUDY,
+    NgramBaselines,
+)
 from tokencodes.train.account import account
-from tokencodes.train.checks import check_memory, check_model, check_named_text, check_order, check_text
+from tokencodes.train.checks import (
+    check_memory,
+    check_model,
+    check_named_text,
+    check_order,
+    check_text,
+)
 from tokencodes.train.config import FREE, RunConfig, StudyConfig
 from tokencodes.train.corpus import foreign
 from tokencodes.train.metrics import Observer
@@ -48,9 +62,15 @@ def runs(study: StudyConfig) -> Iterator[tuple[RunConfig, str]]:
             yield study.run(arm, seed), f"{arm}/seed-{seed}"
 
 
-def compare(study: StudyConfig, out: Path, observer: Observer, stop: Stop | None = None, world: World | None = None) -> bool:
-    """Trains what is missing; True if every run is done. A study may grow by arms and seeds, but keeps its recipe. Where there
-    are several ranks, all of them call it.
+def compare(
+    study: StudyConfig,
+    out: Path,
+    observer: Observer,
+    stop: Stop | None = None,
+    world: World | None = None,
+) -> bool:
+    """Trains what is missing; True if every run is done. A study may grow by arms and seeds, but
+    keeps its recipe. Where there are several ranks, all of them call it.
 
     InputError if `out` holds a study of another recipe, or something else.
     """
@@ -66,13 +86,18 @@ def _hold(held: ExitStack, out: Path, study: StudyConfig) -> None:
     held.enter_context(only_one(out))
 
 
-def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop, world: World) -> bool:
+def _compare(
+    study: StudyConfig, out: Path, text: str, observer: Observer, stop: Stop, world: World
+) -> bool:
     world.on_first(lambda: _check_evaluation(study))  # before hours of training
-    waiting = world.on_first(lambda: [name for _, name in runs(study) if read_result(out / name) is None])
+    waiting = world.on_first(
+        lambda: [name for _, name in runs(study) if read_result(out / name) is None]
+    )
     _check_models(study, waiting, world)
     dataset = open_together(study.data, out, observer.say, world)
     if waiting:
-        world.on_first(lambda: _check_requests(study, dataset))  # as soon as there is a tokenizer, before training
+        # as soon as there is a tokenizer, before training
+        world.on_first(lambda: _check_requests(study, dataset))
     planned, spent = list(runs(study)), list[float]()
     held_out = check_text(planned[0][0], dataset, world.ranks)
     for arm in study.arms:
@@ -84,34 +109,50 @@ def _compare(study: StudyConfig, out: Path, text: str, observer: Observer, stop:
         if result is None:
             return False
         if result.held_out_sha256 != held_out.sha256:
-            raise InputError(f"{place}: measured on other held-out windows; remove the folder and repeat the command")
+            raise InputError(
+                f"{place}: measured on other held-out windows; remove the folder and repeat the"
+                " command"
+            )
         if not result.diverged:
             world.on_first(partial(_sample, place, held_out, run.seed))
             spent.append(result.seconds)
         if name in waiting:
             waiting.remove(name)
             if world.first:
-                observer.say(f"run {number} of {len(planned)} {_outcome(result)}{_time_left(spent, len(waiting))}")
-    return not study.evaluation.suite or world.on_first(partial(_evaluate, study, out, observer, stop))
+                observer.say(
+                    f"run {number} of {len(planned)}"
+                    f" {_outcome(result)}{_time_left(spent, len(waiting))}"
+                )
+    return not study.evaluation.suite or world.on_first(
+        partial(_evaluate, study, out, observer, stop)
+    )
 
 
 def _outcome(result: ResultRecord) -> str:
     who = f"{result.arm} seed {result.seed}"
     if result.divergence is not None:
-        return f"diverged: {who}: {result.divergence.reason}; it has no score, and the study goes on"
+        return (
+            f"diverged: {who}: {result.divergence.reason}; it has no score, and the study goes on"
+        )
     return f"done: {who}: held-out loss {result.held_out_loss:.3f}"
 
 
 def _time_left(spent: list[float], waiting: int) -> str:
-    """How long the runs that are still to be trained take, by the mean of those that are done; nothing if there is none."""
+    """How long the runs that are still to be trained take, by the mean of those that are done;
+    nothing if there is none.
+    """
     if not waiting or not spent:
         return ""
     seconds = sum(spent) / len(spent) * waiting
-    return f"; about {seconds:.0f} s left" if seconds < 90 else f"; about {seconds / 60:,.0f} min left"
+    return (
+        f"; about {seconds:.0f} s left" if seconds < 90 else f"; about {seconds / 60:,.0f} min left"
+    )
 
 
 def _check_models(study: StudyConfig, waiting: list[str], world: World) -> None:
-    """InputError, on every rank, where a run that is still to be trained has a code or a model that cannot be built here."""
+    """InputError, on every rank, where a run that is still to be trained has a code or a model that
+    cannot be built here.
+    """
     for run in {run.arm: run for run, name in runs(study) if name in waiting}.values():
         check_memory(run, world)
         world.on_first(partial(check_model, run))
@@ -134,12 +175,15 @@ def _check_evaluation(study: StudyConfig) -> None:
     check_rows(chosen, Path(asked.data) if asked.data else None)
     if asked.context_length is not None and asked.context_length > study.model.context_length:
         raise InputError(
-            f"evaluation.context_length {asked.context_length}: the models read {study.model.context_length} tokens at most"
+            f"evaluation.context_length {asked.context_length}: the models read"
+            f" {study.model.context_length} tokens at most"
         )
 
 
 def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
-    """InputError where the models could not read what a suite asks: a choice that is longer than their context."""
+    """InputError where the models could not read what a suite asks: a choice that is longer than
+    their context.
+    """
     asked = study.evaluation
     if not asked.suite:
         return
@@ -148,7 +192,10 @@ def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
     from tokencodes.evaluate.texts import open_texts
 
     texts = open_texts(dataset.tokenizer.path)
-    data, limit = Path(asked.data) if asked.data else None, asked.context_length or study.model.context_length
+    data, limit = (
+        (Path(asked.data) if asked.data else None),
+        asked.context_length or study.model.context_length,
+    )
     try:
         audit(Asking(benchmarks(asked.suite), data, limit, texts.prefix, asked.documents), texts)
     except InputError as error:
@@ -156,7 +203,9 @@ def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
 
 
 def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> bool:
-    """Scores every run on the suite but those that diverged; False if a stop was asked for: what is scored by then is kept."""
+    """Scores every run on the suite but those that diverged; False if a stop was asked for: what is
+    scored by then is kept.
+    """
     from tokencodes.evaluate.evaluation import Asking, evaluate, identity, kept_evaluation, same
     from tokencodes.evaluate.subject import context_limit, open_evaluated
     from tokencodes.evaluate.suites import benchmarks
@@ -172,7 +221,13 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
             continue
         subject = open_evaluated(str(out / name / "model"), None, study.engine.device, "float32")
         limit = context_limit(subject.model.config, asked.context_length)
-        asking = Asking(chosen, Path(asked.data) if asked.data else None, limit, subject.texts.prefix, asked.documents)
+        asking = Asking(
+            chosen,
+            Path(asked.data) if asked.data else None,
+            limit,
+            subject.texts.prefix,
+            asked.documents,
+        )
         place = out / name / "evaluation"
         kept = kept_evaluation(place)
         if kept is not None and not same(kept.identity, identity(subject, asking)):
@@ -193,8 +248,9 @@ def _diverged(run_folder: Path) -> bool:
 
 
 def _describe(study: StudyConfig, out: Path, text: str, dataset: Corpus, held_out: HeldOut) -> None:
-    """Writes what the study is, and what its losses are compared with. All of it is computed before anything is written, so
-    that a configuration that cannot work does not claim the folder."""
+    """Writes what the study is, and what its losses are compared with. All of it is computed before
+    anything is written, so that a configuration that cannot work does not claim the folder.
+    """
     key = {"held_out_sha256": held_out.sha256, "dataset_fingerprint": dataset.fingerprint}
     facts, file = _facts(study, dataset), out / NGRAM_BASELINES
     kept = read_record(file, NgramBaselines, REMOVE_FIRST) if file.is_file() else None
@@ -213,7 +269,9 @@ def _sample(run_folder: Path, held_out: HeldOut, seed: int) -> None:
 
 
 def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
-    """Text that a model goes on with after a held-out prompt: drawn at temperature 0.8 from the 50 likeliest."""
+    """Text that a model goes on with after a held-out prompt: drawn at temperature 0.8 from the 50
+    likeliest.
+    """
     model = TokenCodeForCausalLM.from_pretrained(model_folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_folder, trust_remote_code=False)
     torch.manual_seed(seed)
@@ -242,23 +300,34 @@ def _as_table(study: StudyConfig) -> dict[str, Any]:
 
 
 def check_folder(study: StudyConfig, out: Path) -> None:
-    """A folder belongs to one recipe for good; InputError if it holds a study of another, or something else."""
+    """A folder belongs to one recipe for good; InputError if it holds a study of another, or
+    something else.
+    """
     saved = out / STUDY
     if saved.is_file():
         before = flatten(read_toml(saved))
         now = flatten(_as_table(study))
         for key in sorted((before.keys() | now.keys()) - FREE):
-            if before.get(key) != now.get(key) and key.split(".")[0] not in ("arms", "study", "evaluation"):
+            if before.get(key) != now.get(key) and key.split(".")[0] not in (
+                "arms",
+                "study",
+                "evaluation",
+            ):
                 raise InputError(
-                    f"{out}: holds a study of another recipe ({key} is {before.get(key)!r} there, {now.get(key)!r} asked for); "
-                    "choose another --out"
+                    f"{out}: holds a study of another recipe ({key} is {before.get(key)!r} there,"
+                    f" {now.get(key)!r} asked for); choose another --out"
                 )
     elif out.is_dir() and foreign(out):
-        raise InputError(f"{out}: neither empty nor a study's folder (it holds {foreign(out)}); choose another --out")
+        raise InputError(
+            f"{out}: neither empty nor a study's folder (it holds {foreign(out)}); choose another"
+            " --out"
+        )
 
 
 def check_study(study: StudyConfig, out: Path) -> None:
-    """What is checked of a study that is to be trained elsewhere: its folder, codes and models, its text if that is here."""
+    """What is checked of a study that is to be trained elsewhere: its folder, codes and models, its
+    text if that is here.
+    """
     check_folder(study, out)
     for arm in study.arms:
         check_model(study.run(arm, study.study.seeds[0]))
@@ -275,18 +344,27 @@ def _facts(study: StudyConfig, dataset: Corpus) -> dict[str, Any]:
         for side in ("train", "validation")
     }
     least = 1 if study.batch.sampling == "packed" else study.model.context_length
-    sides["train"]["eligible"] = sum(int((shard.lengths > least).sum()) for shard in dataset.shards("train"))
+    sides["train"]["eligible"] = sum(
+        int((shard.lengths > least).sum()) for shard in dataset.shards("train")
+    )
     return {
         "account": account(study),
         "dataset": {
             "fingerprint": dataset.fingerprint,
             "tokenizer_sha256": dataset.tokenizer_sha256,
             "vocab_size": dataset.vocab_size,
-            "inputs": [source.input.file for one in dataset.datasets for source in one.manifest.sources],
+            "inputs": [
+                source.input.file for one in dataset.datasets for source in one.manifest.sources
+            ],
             "least_tokens": least + 1,
-            "shares": [f"{quota} from {one.path}" for one, quota in zip(dataset.datasets, dataset.quotas, strict=True)]
-            if isinstance(dataset, Mixture)
-            else [],
+            "shares": (
+                [
+                    f"{quota} from {one.path}"
+                    for one, quota in zip(dataset.datasets, dataset.quotas, strict=True)
+                ]
+                if isinstance(dataset, Mixture)
+                else []
+            ),
             **sides,
         },
     }

@@ -1,7 +1,7 @@
 """The files of a study's folder as records: what the report, and a model card, read of them.
 
-Training writes these files and the report reads them, and neither may know the other, so the records stand here. Where a file
-has more than the report shows, the rest is not looked at.
+Training writes these files and the report reads them, and neither may know the other, so the
+records stand here. Where a file has more than the report shows, the rest is not looked at.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,17 @@ from tokencodes.errors import InputError
 from tokencodes.files import read_json_lines, read_toml
 from tokencodes.records import Known, checked, checked_lines, read_record
 
-STUDY, FACTS, NGRAM_BASELINES = "study.toml", "dataset_facts.json", "ngram_baselines.json"  # in a study's folder
+# in a study's folder
+STUDY, FACTS, NGRAM_BASELINES = "study.toml", "dataset_facts.json", "ngram_baselines.json"
 METRICS, SAMPLE = "metrics.jsonl", "sample.json"  # in a run's folder
 NEW_COPY = "take a new copy of it"
-COMPARE_AGAIN = "repeat the `tokencodes compare` command that made the folder: it writes this file anew"
-REMOVE_FIRST = "remove it, and repeat the `tokencodes compare` command that made the folder: it writes the file anew"
+COMPARE_AGAIN = (
+    "repeat the `tokencodes compare` command that made the folder: it writes this file anew"
+)
+REMOVE_FIRST = (
+    "remove it, and repeat the `tokencodes compare` command that made the folder: it writes the"
+    " file anew"
+)
 TRAIN_AGAIN = "take a new copy, or remove the run's folder and train it again"
 ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]  # it names a folder
 Size = Annotated[int, Field(gt=0, lt=1 << 40)]
@@ -71,7 +77,9 @@ class Runs(Shown):
 
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
     baseline: str
-    contrasts: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+    contrasts: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=list
+    )
 
 
 class Study(Shown):
@@ -133,7 +141,9 @@ class Facts(Shown):
 
 
 class NgramBaselines(Shown):
-    """ngram_baselines.json: losses of n-gram models (nats per token), and on what text and windows they are."""
+    """ngram_baselines.json: losses of n-gram models (nats per token), and on what text and windows
+    they are.
+    """
 
     unigram: float
     bigram: float
@@ -174,7 +184,9 @@ class HeldOut(Shown):
 
 
 def read_facts(path: Path, arms: Iterable[str]) -> Facts:
-    """dataset_facts.json. InputError names the file and its first wrong field, or the arm that it does not know."""
+    """dataset_facts.json. InputError names the file and its first wrong field, or the arm that it
+    does not know.
+    """
     facts = read_record(path, Facts, COMPARE_AGAIN)
     for arm in arms:
         if arm not in facts.account:
@@ -188,7 +200,8 @@ def read_study(path: Path) -> Study:
 
 
 def read_held_out(path: Path) -> list[HeldOut]:
-    """The held-out losses in metrics.jsonl. InputError names the line that is none of its records."""
+    """The held-out losses in metrics.jsonl.
+    InputError names the line that is none of its records."""
     found = []
     for line in checked_lines(read_json_lines(path), MetricsLine, path, TRAIN_AGAIN):
         if line.loss is not None and line.kind == "heldout":

@@ -1,7 +1,9 @@
-"""A fixed input interface in a model of one's own: `swap_input(model, spec)`, and models that share one declared interface.
+"""A fixed input interface in a model of one's own: `swap_input(model, spec)`, and models that share
+one declared interface.
 
-For any causal language model of transformers, and for a plain torch module with one embedding. The body is not touched; a head
-that was tied to the table is given a copy of it, and this is said. A model's own scaling (Gemma's sqrt(d)) stays.
+For any causal language model of transformers, and for a plain torch module with one embedding. The
+body is not touched; a head that was tied to the table is given a copy of it, and this is said. A
+model's own scaling (Gemma's sqrt(d)) stays.
 """
 
 import warnings
@@ -19,7 +21,13 @@ from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.codebook import Given
 from tokencodes.errors import InputError, loading
 from tokencodes.files import read_json_object, write_json
-from tokencodes.interfaces import TIED, InputInterface, build_interface, refuse_resize, refuse_tied_head
+from tokencodes.interfaces import (
+    TIED,
+    InputInterface,
+    build_interface,
+    refuse_resize,
+    refuse_tied_head,
+)
 from tokencodes.records import Record, checked
 
 BOUNDARY_VERSION = 1
@@ -27,7 +35,8 @@ WEIGHTS = "model.safetensors"
 
 
 class ScaledInput(nn.Module):
-    """An interface whose model multiplies its embeddings by a constant inside the embedding module."""
+    """An interface whose model multiplies its embeddings by a constant inside the embedding
+    module."""
 
     def __init__(self, interface: InputInterface, scale: float) -> None:
         super().__init__()
@@ -39,14 +48,19 @@ class ScaledInput(nn.Module):
         return x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
 
 
-def swap_input(model: nn.Module, spec: str, module: str | None = None, given: Given | None = None) -> nn.Module:
+def swap_input(
+    model: nn.Module, spec: str, module: str | None = None, given: Given | None = None
+) -> nn.Module:
     """Replaces a model's token embedding, in place, by the interface of a spec; returns the model.
 
-    module: the dotted name of the embedding, for a torch module with several. given: arrays that the spec names by hash.
-    Warns if a tied head was untied. InputError: no embedding, or several; a spec that does not fit its V×d.
+    module: the dotted name of the embedding, for a torch module with several. given: arrays that
+    the spec names by hash. Warns if a tied head was untied. InputError: no embedding, or several; a
+    spec that does not fit its V×d.
     """
     name, table = _find_embedding(model, module)
-    interface = build_interface(InterfaceSpec.parse(spec), table.num_embeddings, table.embedding_dim, None, given)
+    interface = build_interface(
+        InterfaceSpec.parse(spec), table.num_embeddings, table.embedding_dim, None, given
+    )
     _untie(model, name, table.weight)
     interface = interface.to(device=table.weight.device, dtype=table.weight.dtype)
     scale = getattr(table, "scalar_embed_scale", None)  # transformers' name for it, in every Gemma
@@ -61,7 +75,9 @@ def swap_input(model: nn.Module, spec: str, module: str | None = None, given: Gi
 
 
 def _with_its_own_head(model: PreTrainedModel, method: str, *args: Any, **kwargs: Any) -> Any:
-    """What `tie_weights` and `save_pretrained` of a swapped model are. InputError where the head was tied after the swap."""
+    """What `tie_weights` and `save_pretrained` of a swapped model are. InputError where the head
+    was tied after the swap.
+    """
     refuse_tied_head(model)
     return getattr(type(model), method)(model, *args, **kwargs)
 
@@ -70,14 +86,19 @@ def interface_of(model: nn.Module) -> InputInterface:
     """The one interface in a model; InputError if it has none, or several."""
     found = [part for part in model.modules() if isinstance(part, InputInterface)]
     if len(found) != 1:
-        raise InputError(f"{type(model).__name__}: {len(found)} input interfaces, not one; make one by swap_input(model, spec)")
+        raise InputError(
+            f"{type(model).__name__}: {len(found)} input interfaces, not one; make one by"
+            " swap_input(model, spec)"
+        )
     return found[0]
 
 
 def save_swapped(model: PreTrainedModel, folder: Path | str) -> None:
-    """Saves a swapped model of transformers: config.json, and every tensor under the model's own names in model.safetensors.
+    """Saves a swapped model of transformers: config.json, and every tensor under the model's own
+    names in model.safetensors.
 
-    InputError, and nothing is written: the model has no interface, or its head was tied to the input.
+    InputError, and nothing is written: the model has no interface, or its head was tied to the
+    input.
     """
     interface_of(model)  # or there is nothing that `load_swapped` could check
     refuse_tied_head(model)
@@ -87,15 +108,20 @@ def save_swapped(model: PreTrainedModel, folder: Path | str) -> None:
 
 
 def load_swapped(folder: Path | str) -> PreTrainedModel:
-    """A swapped model that `save_swapped` saved; every tensor and the code are checked. No code out of the folder is run.
+    """A swapped model that `save_swapped` saved; every tensor and the code are checked. No code out
+    of the folder is run.
 
-    InputError: no folder of a swapped model, or one of its files is missing, damaged or of another model.
+    InputError: no folder of a swapped model, or one of its files is missing, damaged or of another
+    model.
     """
     with loading(folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     spec = getattr(config, "tokencodes_interface", None)
     if not isinstance(spec, str):
-        raise InputError(f"{folder}/config.json: no tokencodes_interface, so its input was not swapped; load it as usual")
+        raise InputError(
+            f"{folder}/config.json: no tokencodes_interface, so its input was not swapped; load it"
+            " as usual"
+        )
     if getattr(config, "tie_word_embeddings", False):
         raise InputError(f"{folder}/config.json: {TIED}")
     file = Path(folder) / WEIGHTS
@@ -106,14 +132,16 @@ def load_swapped(folder: Path | str) -> PreTrainedModel:
     parsed = InterfaceSpec.parse(spec)
     if parsed.given:
         raise InputError(
-            f"{folder}: {spec!r} needs its {parsed.given[0]}; swap_input(model, spec, given=...) and load the state"
+            f"{folder}: {spec!r} needs its {parsed.given[0]}; swap_input(model, spec, given=...)"
+            " and load the state"
         )
     swap_input(model, spec)
     with loading(file):
         missing, unexpected = load_weights(model, str(file), strict=False)
     if missing or unexpected:
         raise InputError(
-            f"{file}: {len(missing)} tensors are missing and {len(unexpected)} superfluous; save the model with save_swapped"
+            f"{file}: {len(missing)} tensors are missing and {len(unexpected)} superfluous; save"
+            " the model with save_swapped"
         )
     interface = interface_of(model)
     interface.sha256 = getattr(config, "tokencodes_codebook_sha256", None)
@@ -125,14 +153,19 @@ def _find_embedding(model: nn.Module, module: str | None) -> tuple[str, nn.Embed
     tables = {name: part for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
     if module is not None:
         if module not in tables:
-            raise InputError(f"module {module!r} is not an nn.Embedding of this model; it has {', '.join(tables) or 'none'}")
+            raise InputError(
+                f"module {module!r} is not an nn.Embedding of this model; it has"
+                f" {', '.join(tables) or 'none'}"
+            )
         return module, tables[module]
     if isinstance(model, PreTrainedModel):
-        tables = {name: part for name, part in tables.items() if part is model.get_input_embeddings()}
+        tables = {
+            name: part for name, part in tables.items() if part is model.get_input_embeddings()
+        }
     if len(tables) != 1:
         raise InputError(
-            f"{type(model).__name__}: {len(tables)} candidates for the token embedding ({', '.join(tables) or 'none'}); name "
-            "it by module="
+            f"{type(model).__name__}: {len(tables)} candidates for the token embedding"
+            f" ({', '.join(tables) or 'none'}); name it by module="
         )
     return next(iter(tables.items()))
 
@@ -146,8 +179,13 @@ def _untie(model: nn.Module, name: str, weight: nn.Parameter) -> None:
         if parameter is weight and part_name != name
     ]
     for part_name, part, key in tied:
-        setattr(part, key, nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad))
-        warnings.warn(f"{part_name}.{key} was tied to the input table; it now has a copy of its own", stacklevel=3)
+        setattr(
+            part, key, nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+        )
+        warnings.warn(
+            f"{part_name}.{key} was tied to the input table; it now has a copy of its own",
+            stacklevel=3,
+        )
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             part.config.tie_word_embeddings = False
@@ -156,7 +194,9 @@ def _untie(model: nn.Module, name: str, weight: nn.Parameter) -> None:
 
 
 class Boundary(Record):
-    """A declared input interface, as a file that two models can share: what is behind it may be replaced."""
+    """A declared input interface, as a file that two models can share: what is behind it may be
+    replaced.
+    """
 
     interface: str
     vocab_size: int
@@ -172,15 +212,23 @@ class Boundary(Record):
 
     @staticmethod
     def read(path: Path) -> "Boundary":
-        """Reads one; InputError for a damaged file, one of a newer version, or hashes that are not those of its spec."""
+        """Reads one; InputError for a damaged file, one of a newer version, or hashes that are not
+        those of its spec.
+        """
         value = read_json_object(path)
         if value.get("version") != BOUNDARY_VERSION:
             version = value.get("version")
-            raise InputError(f"{path}: interface file of version {version!r}; this program reads version {BOUNDARY_VERSION}")
+            raise InputError(
+                f"{path}: interface file of version {version!r}; this program reads version"
+                f" {BOUNDARY_VERSION}"
+            )
         boundary = checked(value, Boundary, str(path), "this is not an interface file")
         spec = InterfaceSpec.parse(boundary.interface)
         if spec.sha256(boundary.vocab_size, boundary.hidden_size) != boundary.spec_sha256:
-            raise InputError(f"{path}: spec_sha256 is not that of {boundary.interface!r}; the file was changed by hand")
+            raise InputError(
+                f"{path}: spec_sha256 is not that of {boundary.interface!r}; the file was changed"
+                " by hand"
+            )
         return boundary
 
 
@@ -198,7 +246,8 @@ def boundary_of(model: nn.Module, tokenizer_sha256: str | None = None) -> Bounda
 
 
 def mount(body: nn.Module, boundary: Boundary, tokenizer_sha256: str | None = None) -> nn.Module:
-    """Puts a body behind a declared interface: one that has an interface must have this very one, another gets it.
+    """Puts a body behind a declared interface: one that has an interface must have this very one,
+    another gets it.
 
     Returns the body. InputError names the first fact in which the two differ.
     """
@@ -209,5 +258,8 @@ def mount(body: nn.Module, boundary: Boundary, tokenizer_sha256: str | None = No
     for key, wanted in boundary.model_dump().items():
         found = getattr(here, key)
         if found != wanted:
-            raise InputError(f"this body stands behind another interface: its {key} is {found!r}, declared is {wanted!r}")
+            raise InputError(
+                f"this body stands behind another interface: its {key} is {found!r}, declared is"
+                f" {wanted!r}"
+            )
     return body

@@ -14,7 +14,9 @@ def test_a_product_is_taken_modulo_two():
     found = gf2.multiply(left, right)
     assert found.tolist() == [[1, 0], [0, 0]] and found.dtype == np.uint8
     wide = np.ones((1, 300), dtype=np.uint8)  # more than a byte counts to
-    assert gf2.multiply(wide, wide.T).tolist() == [[0]] and gf2.multiply(wide[:, :299], wide.T[:299]).tolist() == [[1]]
+    assert gf2.multiply(wide, wide.T).tolist() == [[0]] and gf2.multiply(
+        wide[:, :299], wide.T[:299]
+    ).tolist() == [[1]]
 
 
 def test_the_rank_of_a_tall_matrix_may_lie_in_its_last_rows():
@@ -41,7 +43,9 @@ def candidate(size, seed, draw):
     """The n-th candidate by the written rule, one bit after the other."""
     rows = []
     for row in range(size):
-        counters = np.array([[block, row, draw, 0] for block in range(-(-size // 256))], dtype=np.uint64)
+        counters = np.array(
+            [[block, row, draw, 0] for block in range(-(-size // 256))], dtype=np.uint64
+        )
         stream = philox(key(seed, "gf2-rows"), counters).reshape(-1)
         rows.append([int(stream[bit // 64]) >> (bit % 64) & 1 for bit in range(size)])
     return np.array(rows, dtype=np.uint8)
@@ -60,7 +64,9 @@ def full_rank(matrix):
     return True
 
 
-@pytest.mark.parametrize(("size", "seed", "weight"), [(8, 1, 3), (9, 2, 4), (12, 12345, 4), (12, 3, 0), (6, 5, 2)])
+@pytest.mark.parametrize(
+    ("size", "seed", "weight"), [(8, 1, 3), (9, 2, 4), (12, 12345, 4), (12, 3, 0), (6, 5, 2)]
+)
 def test_the_first_candidate_that_meets_the_conditions_is_drawn(size, seed, weight):
     for draw in range(gf2.MAX_DRAWS):
         expected = candidate(size, seed, draw)
@@ -84,7 +90,11 @@ def test_ten_thousand_candidates_are_tried(monkeypatch):
     assert gf2.MAX_DRAWS == 10_000
     tried = []
     monkeypatch.setattr(gf2, "MAX_DRAWS", 7)
-    monkeypatch.setattr(gf2, "_candidate", lambda size, seed, draw: tried.append(draw) or np.zeros((3, 3), dtype=np.uint8))
+    monkeypatch.setattr(
+        gf2,
+        "_candidate",
+        lambda size, seed, draw: tried.append(draw) or np.zeros((3, 3), dtype=np.uint8),
+    )
     with pytest.raises(InputError, match="in 7 draws from seed 5"):
         gf2.draw_matrix(3, 5, 1)
     assert tried == list(range(7))
@@ -106,19 +116,66 @@ PUBLISHED = {  # n -> (k, t), Lin and Costello, appendix on primitive BCH codes
     7: [(4, 1)],
     15: [(11, 1), (7, 2), (5, 3)],
     31: [(26, 1), (21, 2), (16, 3), (11, 5), (6, 7)],
-    63: [(57, 1), (51, 2), (45, 3), (39, 4), (36, 5), (30, 6), (24, 7), (18, 10), (16, 11), (10, 13), (7, 15)],
-    127: [(120, 1), (113, 2), (106, 3), (99, 4), (92, 5), (85, 6), (78, 7), (71, 9), (64, 10), (57, 11), (50, 13), (43, 14)],
-    255: [(247, 1), (239, 2), (231, 3), (223, 4), (215, 5), (207, 6), (199, 7), (191, 8), (187, 9), (179, 10), (171, 11)],
+    63: [
+        (57, 1),
+        (51, 2),
+        (45, 3),
+        (39, 4),
+        (36, 5),
+        (30, 6),
+        (24, 7),
+        (18, 10),
+        (16, 11),
+        (10, 13),
+        (7, 15),
+    ],
+    127: [
+        (120, 1),
+        (113, 2),
+        (106, 3),
+        (99, 4),
+        (92, 5),
+        (85, 6),
+        (78, 7),
+        (71, 9),
+        (64, 10),
+        (57, 11),
+        (50, 13),
+        (43, 14),
+    ],
+    255: [
+        (247, 1),
+        (239, 2),
+        (231, 3),
+        (223, 4),
+        (215, 5),
+        (207, 6),
+        (199, 7),
+        (191, 8),
+        (187, 9),
+        (179, 10),
+        (171, 11),
+    ],
 }
 
 
-@pytest.mark.parametrize(("length", "size", "errors"), [(n, k, t) for n, codes in PUBLISHED.items() for k, t in codes])
+@pytest.mark.parametrize(
+    ("length", "size", "errors"), [(n, k, t) for n, codes in PUBLISHED.items() for k, t in codes]
+)
 def test_lengths_and_distances_are_the_published_ones(length, size, errors):
     code = bch.best_code(size, length)
-    assert (code.generator.bit_length() - 1, code.distance, code.extended) == (length - size, 2 * errors + 1, False)
+    assert (code.generator.bit_length() - 1, code.distance, code.extended) == (
+        length - size,
+        2 * errors + 1,
+        False,
+    )
     assert code.parity_bits == length - size
     longer = bch.best_code(size, length + 1)
-    assert (longer.distance, longer.extended, longer.parity_bits) == (2 * errors + 2, True, length - size + 1)
+    assert (longer.distance, longer.extended, longer.parity_bits) == (
+        2 * errors + 2,
+        True,
+        length - size + 1,
+    )
     assert longer.generator == code.generator
 
 
@@ -154,7 +211,12 @@ def test_the_hamming_code_by_hand():
 
 @pytest.mark.parametrize(
     ("value", "modulus", "left"),
-    [(0b1000, 0b1011, 0b011), (0b1011, 0b1011, 0), (0b11, 0b1011, 0b11), (0b1110101, 0b10011, 0b1101)],
+    [
+        (0b1000, 0b1011, 0b011),
+        (0b1011, 0b1011, 0),
+        (0b11, 0b1011, 0b11),
+        (0b1110101, 0b10011, 0b1101),
+    ],
 )
 def test_a_remainder_by_long_division(value, modulus, left):
     quotient_free = value
@@ -168,5 +230,7 @@ def test_a_remainder_by_long_division(value, modulus, left):
 @pytest.mark.parametrize(("message", "width"), [(5, 14), (7, 16), (8, 20), (6, 31)])
 def test_every_word_is_as_far_from_the_others_as_is_guaranteed(message, width):
     masks = bch.masks(message, width)
-    weights = [sum((number & mask).bit_count() & 1 for mask in masks) for number in range(1, 1 << message)]
+    weights = [
+        sum((number & mask).bit_count() & 1 for mask in masks) for number in range(1, 1 << message)
+    ]
     assert len(masks) == width and min(weights) >= bch.best_code(message, width).distance > 2

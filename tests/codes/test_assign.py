@@ -24,7 +24,9 @@ def test_clustered_is_a_permutation_for_any_vocabulary(size, seed):
 def test_clustered_gives_one_high_bit_to_tokens_that_are_used_alike(size):
     random = np.random.default_rng(1)
     kind = random.permutation(np.arange(size) >= size // 2 if size == 64 else np.arange(size) >= 64)
-    vectors = np.where(kind[:, None], 1.0, -1.0) * np.array([3.0, 0, 0]) + 0.1 * random.normal(size=(size, 3))
+    vectors = np.where(kind[:, None], 1.0, -1.0) * np.array([3.0, 0, 0]) + 0.1 * random.normal(
+        size=(size, 3)
+    )
     order = assign.clustered(vectors, 0)
     top = order[1:] >> ((size - 1).bit_length() - 1) & 1
     share = (top == kind[1:]).mean()

@@ -14,7 +14,9 @@ def test_generators_are_the_published_ones():
     assert bch.best_code(16, 32).distance == 8
 
 
-@pytest.mark.parametrize(("vocab", "width"), [(3072, 24), (3072, 20), (320, 18), (49152, 32), (1000, 40), (65536, 31)])
+@pytest.mark.parametrize(
+    ("vocab", "width"), [(3072, 24), (3072, 20), (320, 18), (49152, 32), (1000, 40), (65536, 31)]
+)
 def test_the_guaranteed_distance_holds_on_every_pair(vocab, width):
     words = build_codebook(InterfaceSpec.parse(f"ecc:width={width}"), vocab).words_VK
     bits = minimal_width(vocab)
@@ -25,7 +27,9 @@ def test_the_guaranteed_distance_holds_on_every_pair(vocab, width):
 
 
 def test_the_message_stands_in_front():
-    ecc, plain = (build_codebook(InterfaceSpec.parse(spec), 3072).words_VK for spec in ("ecc", "binary"))
+    ecc, plain = (
+        build_codebook(InterfaceSpec.parse(spec), 3072).words_VK for spec in ("ecc", "binary")
+    )
     assert np.array_equal(ecc[:, :12], plain)
 
 

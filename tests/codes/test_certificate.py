@@ -52,7 +52,9 @@ def test_every_fact_is_the_brute_force_one(spec, vocab):
     norms = (x**2).sum(1)
     assert found.squared_norm_mean == pytest.approx(norms.mean(), rel=1e-5)
     assert found.squared_norm_max == pytest.approx(norms.max(), rel=1e-5)
-    assert found.mean_vector_squared_norm == pytest.approx((x.mean(0) ** 2).sum(), rel=1e-4, abs=1e-9)
+    assert found.mean_vector_squared_norm == pytest.approx(
+        (x.mean(0) ** 2).sum(), rel=1e-4, abs=1e-9
+    )
     singular = np.zeros(book.width)
     some = np.linalg.svd(x, compute_uv=False)[: book.width]
     singular[: len(some)] = some
@@ -61,12 +63,18 @@ def test_every_fact_is_the_brute_force_one(spec, vocab):
     rounded = to_bfloat16(np.ascontiguousarray(x.astype(np.float32)))
     assert found.injective_bfloat16 == (len(np.unique(rounded, axis=0)) == vocab)
     with np.errstate(over="ignore"):
-        assert found.injective_float16 == (len(np.unique(x.astype(np.float32).astype(np.float16), axis=0)) == vocab)
+        assert found.injective_float16 == (
+            len(np.unique(x.astype(np.float32).astype(np.float16), axis=0)) == vocab
+        )
 
 
 def test_rounding_that_merges_tokens_is_seen():
-    assert not certify_code(build_codebook(InterfaceSpec.parse("sincos:width=2"), 3072), 8).injective_bfloat16
-    assert not certify_code(build_codebook(InterfaceSpec.parse("gaussian:scale=1e6"), 320), 36).injective_float16
+    assert not certify_code(
+        build_codebook(InterfaceSpec.parse("sincos:width=2"), 3072), 8
+    ).injective_bfloat16
+    assert not certify_code(
+        build_codebook(InterfaceSpec.parse("gaussian:scale=1e6"), 320), 36
+    ).injective_float16
 
 
 def test_bfloat16_rounds_as_torch_does():
@@ -81,7 +89,9 @@ def test_bfloat16_rounds_as_torch_does():
 def test_a_collision_is_an_error_that_names_the_tokens():
     words = build_codebook(InterfaceSpec.parse("binary"), 40).words_VK.copy()
     words[31] = words[7]
-    with pytest.raises(InputError, match=r"tokens 7 and 31 share a code \(1 collisions among 40 tokens\)"):
+    with pytest.raises(
+        InputError, match=r"tokens 7 and 31 share a code \(1 collisions among 40 tokens\)"
+    ):
         certify_code(Codebook(InterfaceSpec.parse("binary"), words, {}), 36)
 
 
@@ -94,7 +104,9 @@ def test_the_papers_shape_has_the_golden_certificate(spec):
         if isinstance(value, list):
             assert here == pytest.approx(tuple(value), rel=1e-9), key
         else:
-            assert here == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value), key
+            assert here == (
+                pytest.approx(value, rel=1e-12) if isinstance(value, float) else value
+            ), key
 
 
 def test_a_probe_finds_what_is_linear_and_answers_with_the_majority_elsewhere():
@@ -108,11 +120,16 @@ def test_a_probe_finds_what_is_linear_and_answers_with_the_majority_elsewhere():
 
 def test_the_leak_is_in_the_order_not_in_the_words():
     properties = {"early": np.arange(3072) < 1024, "rare": np.arange(3072) < 5}
-    natural, permuted = (build_codebook(InterfaceSpec.parse(spec), 3072) for spec in ("binary", "binary:ids=permuted"))
+    natural, permuted = (
+        build_codebook(InterfaceSpec.parse(spec), 3072)
+        for spec in ("binary", "binary:ids=permuted")
+    )
     (leak,) = order_leak(natural, properties, 36)  # five tokens are too few to judge
     assert leak.accuracy > 0.95
     assert leak.control == pytest.approx(leak.majority, abs=0.03)
-    assert order_leak(permuted, properties, 36)[0].accuracy == pytest.approx(leak.majority, abs=0.03)
+    assert order_leak(permuted, properties, 36)[0].accuracy == pytest.approx(
+        leak.majority, abs=0.03
+    )
 
 
 def test_token_properties_read_bytes():
@@ -121,7 +138,14 @@ def test_token_properties_read_bytes():
     assert found["leading space"].tolist() == [False, True, False, False, True, False]
     assert found["begins with a capital"].tolist() == [False, True, False, False, False, False]
     assert found["contains a digit"].tolist() == [False, False, False, True, False, False]
-    assert found["more frequent than the median"].tolist() == [True, True, True, False, False, False]
+    assert found["more frequent than the median"].tolist() == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_code_whose_vectors_collide_in_float32_is_refused():
@@ -130,9 +154,13 @@ def test_a_code_whose_vectors_collide_in_float32_is_refused():
     words = book.words_VK.copy()
     words[96] = words[3]
     for changed in (words, np.full_like(words, 1e-3)):
-        with pytest.raises(InputError, match=r"tokens 3 and 96 share a code|tokens 0 and 1 share a code"):
+        with pytest.raises(
+            InputError, match=r"tokens 3 and 96 share a code|tokens 0 and 1 share a code"
+        ):
             certify_code(Codebook(book.spec, changed, {}), 8)
     scaled = InterfaceSpec.parse("gaussian:width=2,scale=1e-9")
     tiny = book.words_VK * np.float32(1e-37)  # distinct words; times 1e-9 they are all 0 in float32
-    with pytest.raises(InputError, match="two tokens share a vector in float32; change scale= or the words"):
+    with pytest.raises(
+        InputError, match="two tokens share a vector in float32; change scale= or the words"
+    ):
         certify_code(Codebook(scaled, tiny, {}), 8)

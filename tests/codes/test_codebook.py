@@ -30,7 +30,16 @@ SPECS = [
     "random:width=90",
     "binary:endian=big",
 ]
-EVERY = [*SPECS, "gf2:affine=true", "digits", "digits:base=3", "gaussian", "sphere:width=40", "sincos", "sincos:width=2"]
+EVERY = [
+    *SPECS,
+    "gf2:affine=true",
+    "digits",
+    "digits:base=3",
+    "gaussian",
+    "sphere:width=40",
+    "sincos",
+    "sincos:width=2",
+]
 
 
 def book(spec: str, vocab: int) -> np.ndarray:
@@ -150,7 +159,10 @@ class Bomb:
 
 def npy(shape: str, descr: str = "'<i8'") -> bytes:
     """An .npy file with this header, and room for one number."""
-    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
+    header = (
+        f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117)
+        + b"\n"
+    )
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
 
 
@@ -174,7 +186,10 @@ ODD_FILES = {
     "objects": (saved(np.array([[Bomb()]], dtype=object)), "damaged (Array can't be memory-mapped"),
     "cut in the header": (saved(np.eye(3))[:40], "damaged ("),
     "cut in the numbers": (saved(np.eye(3))[:-8], "damaged ("),
-    "longer than its header says": (saved(np.eye(3)) + b"more", "not those that its header promises"),
+    "longer than its header says": (
+        saved(np.eye(3)) + b"more",
+        "not those that its header promises",
+    ),
     "a header that does not end": (npy("(")[:100] + bytes(60), "damaged ("),
     "a header with a name": (npy("(1, 1)", "open"), "damaged ("),
     "a huge shape": (npy("(3000000000, 3000000000)"), "damaged ("),
@@ -211,7 +226,10 @@ def test_a_matrix_that_is_no_file_is_one_line(name, tmp_path, capsys):
     assert capsys.readouterr().err == f"tokencodes: matrix={tmp_path / name}: no such file\n"
     (tmp_path / name).mkdir()
     assert run(command) == 2
-    assert capsys.readouterr().err == f"tokencodes: matrix={tmp_path / name}: not a file; name a text file or an .npy array\n"
+    assert (
+        capsys.readouterr().err
+        == f"tokencodes: matrix={tmp_path / name}: not a file; name a text file or an .npy array\n"
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32, np.bool_])
@@ -248,7 +266,9 @@ def test_a_matrix_from_a_file_is_used_with_its_offset(tmp_path):
     given = read_matrix(tmp_path / "m.txt")
     spec = InterfaceSpec("gf2", matrix=matrix_hash(given))
     found = build_codebook(spec, 320, given).words_VK
-    assert np.array_equal(found, build_codebook(InterfaceSpec.parse("gf2:seed=7"), 320).words_VK ^ 1)
+    assert np.array_equal(
+        found, build_codebook(InterfaceSpec.parse("gf2:seed=7"), 320).words_VK ^ 1
+    )
     with pytest.raises(InputError, match=r"9x9, but the code width is 10; say width=9"):
         build_codebook(InterfaceSpec("gf2", matrix=matrix_hash(given), width=10), 320, given)
 
@@ -278,7 +298,10 @@ def test_the_hash_sees_shape_and_bits():
     words_VK = book("binary:width=4", 8).copy()
     flipped = words_VK.copy()
     flipped[3, 2] ^= 1
-    assert len({array_sha256(words_VK), array_sha256(flipped), array_sha256(words_VK.reshape(4, 8))}) == 3
+    assert (
+        len({array_sha256(words_VK), array_sha256(flipped), array_sha256(words_VK.reshape(4, 8))})
+        == 3
+    )
 
 
 def test_a_shared_codebook_cannot_be_written_to():

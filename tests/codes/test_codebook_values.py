@@ -9,7 +9,14 @@ import pytest
 from tokencodes import philox
 from tokencodes.codes import InterfaceSpec, build_codebook, certificate, codebook, gf2, leak, lift
 from tokencodes.codes.certificate import certify_code
-from tokencodes.codes.codebook import Codebook, array_sha256, by_rows, collisions, matrix_hash, read_matrix
+from tokencodes.codes.codebook import (
+    Codebook,
+    array_sha256,
+    by_rows,
+    collisions,
+    matrix_hash,
+    read_matrix,
+)
 from tokencodes.errors import InputError
 
 SHOWN = [
@@ -91,7 +98,9 @@ def test_the_hash_is_over_shape_type_and_rows():
 @pytest.mark.parametrize("width", [3, 8, 9, 512, 513, 700])
 def test_collisions_of_bits_at_any_width(width):
     words = np.random.default_rng(width).integers(0, 2, (12, width)).astype(np.uint8)
-    words[:, : 4 if width > 3 else 3] = np.arange(12)[:, None] >> np.arange(4 if width > 3 else 3) & 1
+    words[:, : 4 if width > 3 else 3] = (
+        np.arange(12)[:, None] >> np.arange(4 if width > 3 else 3) & 1
+    )
     if width == 3:
         words = words[:8]
     assert collisions(words) == []
@@ -109,13 +118,19 @@ def test_collisions_of_floats_are_by_value(width):
 
 
 def test_words_of_no_coordinate_are_all_equal():
-    assert collisions(np.zeros((3, 0), dtype=np.uint8)) == [(0, 1), (0, 2)] == collisions(np.zeros((3, 0), dtype=np.float32))
+    assert (
+        collisions(np.zeros((3, 0), dtype=np.uint8))
+        == [(0, 1), (0, 2)]
+        == collisions(np.zeros((3, 0), dtype=np.float32))
+    )
 
 
 def test_a_formula_is_computed_a_block_of_rows_at_a_time(monkeypatch):
     monkeypatch.setattr(codebook, "BLOCK_ROWS", 3)
     sizes = []
-    found = by_rows(lambda n: sizes.append(len(n)) or (n[:, None] >> np.arange(4) & 1), np.arange(8), 4)
+    found = by_rows(
+        lambda n: sizes.append(len(n)) or (n[:, None] >> np.arange(4) & 1), np.arange(8), 4
+    )
     assert sizes == [3, 3, 2] and found.dtype == np.uint8
     assert found.tolist() == [[number >> bit & 1 for bit in range(4)] for number in range(8)]
 
@@ -158,7 +173,9 @@ def test_a_matrix_must_be_the_one_that_the_spec_names():
     given = {"matrix": gf2.draw_matrix(9, 7, 4), "offset": np.zeros(9, dtype=np.uint8)}
     named = InterfaceSpec("gf2", matrix=matrix_hash(given))
     found = build_codebook(named, 320, given)
-    assert np.array_equal(found.words_VK, book("gf2:seed=7", 320).words_VK) and found.arrays.keys() == {"matrix", "offset"}
+    assert np.array_equal(
+        found.words_VK, book("gf2:seed=7", 320).words_VK
+    ) and found.arrays.keys() == {"matrix", "offset"}
     with pytest.raises(InputError, match=r"matrix: its hash is .*, the spec says sha256-0"):
         build_codebook(InterfaceSpec("gf2", matrix="sha256-0"), 320, given)
     with pytest.raises(InputError, match="its matrix comes with a model or a dataset"):
@@ -176,7 +193,10 @@ def test_a_learned_table_has_no_codebook_and_one_token_is_enough():
 
 
 def test_small_codebooks_are_made_once_and_large_ones_anew(monkeypatch):
-    assert book("binary") is book("binary") and not book("gf2:width=8").arrays["matrix"].flags.writeable
+    assert (
+        book("binary") is book("binary")
+        and not book("gf2:width=8").arrays["matrix"].flags.writeable
+    )
     monkeypatch.setattr(codebook, "CACHED_ENTRIES", VOCAB * 6)
     assert book("binary") is book("binary")
     monkeypatch.setattr(codebook, "CACHED_ENTRIES", VOCAB * 6 - 1)
@@ -184,7 +204,11 @@ def test_small_codebooks_are_made_once_and_large_ones_anew(monkeypatch):
     order = {"order": np.arange(VOCAB, dtype=np.int32)}
     spec = InterfaceSpec.parse("binary:ids=ranked")
     assert build_codebook(spec, VOCAB, order) is not build_codebook(spec, VOCAB, order)
-    assert (codebook.PACK_ABOVE, codebook.CACHED_ENTRIES, codebook.BLOCK_ROWS) == (16, VOCAB * 6 - 1, 4096)
+    assert (codebook.PACK_ABOVE, codebook.CACHED_ENTRIES, codebook.BLOCK_ROWS) == (
+        16,
+        VOCAB * 6 - 1,
+        4096,
+    )
 
 
 def distances(words):
@@ -210,14 +234,20 @@ def test_every_way_to_the_least_distance_looks_at_every_pair(width, block, monke
             assert near == (least if least <= 2 else None)
 
 
-@pytest.mark.parametrize(("first", "second"), [(0, 1), (0, 39), (38, 39), (3, 21), (6, 7), (13, 14)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(0, 1), (0, 39), (38, 39), (3, 21), (6, 7), (13, 14)]
+)
 def test_a_near_pair_is_found_wherever_it_stands(first, second, monkeypatch):
     monkeypatch.setattr(certificate, "PAIR_BLOCK", 7)
     monkeypatch.setattr(certificate, "COUNT_BLOCK", 3)
     words = np.random.default_rng(0).integers(0, 2, (40, 100)).astype(np.uint8)
     words[second] = words[first]
     words[second, :3] ^= 1
-    assert certificate._least_by_counting(words) == 3 == certificate._least_by_products(words.astype(np.float32))
+    assert (
+        certificate._least_by_counting(words)
+        == 3
+        == certificate._least_by_products(words.astype(np.float32))
+    )
     floats = np.random.default_rng(1).normal(size=(40, 6)).astype(np.float32)
     floats[second] = floats[first] + np.float32(1e-3)
     expected = ((floats[first].astype(np.float64) - floats[second]) ** 2).sum()
@@ -243,7 +273,10 @@ def test_the_least_distance_is_exact_whichever_method_the_width_takes(width):
     assert certificate.minimum_distance(made(words, spec), 300) == 4.0
 
 
-@pytest.mark.parametrize("text", ["binary", "gf2:width=10", "gray", "ecc:width=14", "digits", "gaussian:scale=2", "sincos"])
+@pytest.mark.parametrize(
+    "text",
+    ["binary", "gf2:width=10", "gray", "ecc:width=14", "digits", "gaussian:scale=2", "sincos"],
+)
 @pytest.mark.parametrize("vocab", [2, 41])
 def test_least_and_mean_distances_by_brute_force(text, vocab):
     codes = book(text, vocab)
@@ -253,7 +286,9 @@ def test_least_and_mean_distances_by_brute_force(text, vocab):
     assert certificate.minimum_distance(codes, HIDDEN) == pytest.approx(
         squared.min() if bits else math.sqrt(squared.min()), rel=1e-6
     )
-    assert certificate.mean_squared_distance(codes, HIDDEN) == pytest.approx(squared.mean(), rel=1e-6)
+    assert certificate.mean_squared_distance(codes, HIDDEN) == pytest.approx(
+        squared.mean(), rel=1e-6
+    )
 
 
 def test_a_single_token_is_infinitely_far_from_all_others():
@@ -262,15 +297,29 @@ def test_a_single_token_is_infinitely_far_from_all_others():
         assert certificate.mean_squared_distance(book(text, 1), 6) == 0.0
 
 
-@pytest.mark.parametrize("text", ["binary", "binary:values=pm1", "random:width=9", "gaussian:width=5"])
+@pytest.mark.parametrize(
+    "text", ["binary", "binary:values=pm1", "random:width=9", "gaussian:width=5"]
+)
 def test_every_number_of_a_certificate(text):
     codes = book(text)
     found = certify_code(codes, HIDDEN)
     x = shown_by_hand(codes) @ lift.matrix("tile", codes.width, HIDDEN).T
     norms = (x**2).sum(1)
-    assert (found.spec, found.vocab_size, found.hidden_size, found.code_width) == (text, VOCAB, HIDDEN, codes.width)
-    assert found.spec_sha256 == codes.spec.sha256(VOCAB, HIDDEN) and found.codebook_sha256 == codes.sha256
-    assert (found.injective, found.injective_bfloat16, found.injective_float16) == (True, True, True)
+    assert (found.spec, found.vocab_size, found.hidden_size, found.code_width) == (
+        text,
+        VOCAB,
+        HIDDEN,
+        codes.width,
+    )
+    assert (
+        found.spec_sha256 == codes.spec.sha256(VOCAB, HIDDEN)
+        and found.codebook_sha256 == codes.sha256
+    )
+    assert (found.injective, found.injective_bfloat16, found.injective_float16) == (
+        True,
+        True,
+        True,
+    )
     assert found.squared_norm_mean == pytest.approx(norms.mean(), rel=1e-6)
     assert found.squared_norm_std == pytest.approx(norms.std(), rel=1e-5, abs=1e-9)
     assert found.squared_norm_min == pytest.approx(norms.min(), rel=1e-6)
@@ -282,7 +331,10 @@ def test_every_number_of_a_certificate(text):
     assert found.rank_real == np.linalg.matrix_rank(x) and len(found.singular_values) == codes.width
     if codes.spec.binary_valued:
         assert found.bit_balance == pytest.approx(tuple(codes.words_VK.mean(0)))
-        assert (found.unused_words, found.rank_gf2) == (2**codes.width - VOCAB, gf2.rank(codes.words_VK))
+        assert (found.unused_words, found.rank_gf2) == (
+            2**codes.width - VOCAB,
+            gf2.rank(codes.words_VK),
+        )
     else:
         assert (found.bit_balance, found.unused_words, found.rank_gf2) == (None, None, None)
 
@@ -345,7 +397,9 @@ def test_a_bit_whose_two_levels_round_alike_is_lost():
     single = np.zeros((1024, 1), dtype=np.uint8)
     single[1] = 1
     codes = made(np.hstack([alone, single]), "binary:center=true,width=11")
-    assert certify_code(codes, 22).injective and certificate._injective_rounded(codes, 22, certificate.to_float16)
+    assert certify_code(codes, 22).injective and certificate._injective_rounded(
+        codes, 22, certificate.to_float16
+    )
     merged = certificate._injective_rounded(codes, 22, lambda values: np.zeros_like(values))
     kept = certificate._injective_rounded(codes, 22, lambda values: values)
     assert (merged, kept) == (False, True)
@@ -361,7 +415,9 @@ def ridge_accuracy(z, label):
         centred = z[fit] - z[fit].mean(0)
         penalty = 1e-3 * np.trace(centred.T @ centred) / z.shape[1]
         rows = np.vstack([centred, math.sqrt(penalty) * np.eye(z.shape[1])])
-        weights = np.linalg.lstsq(rows, np.concatenate([target - target.mean(), np.zeros(z.shape[1])]), rcond=None)[0]
+        weights = np.linalg.lstsq(
+            rows, np.concatenate([target - target.mean(), np.zeros(z.shape[1])]), rcond=None
+        )[0]
         right += (((z[held] - z[fit].mean(0)) @ weights + target.mean() > 0) == label[held]).sum()
     return right / len(z)
 
@@ -370,7 +426,9 @@ def ridge_accuracy(z, label):
 def test_a_probe_is_ridge_regression_over_five_folds(share):
     random = np.random.default_rng(3)
     z = random.normal(size=(203, 6))
-    label = z @ random.normal(size=6) + random.normal(size=203) > np.quantile(z @ np.ones(6), 1 - share)
+    label = z @ random.normal(size=6) + random.normal(size=203) > np.quantile(
+        z @ np.ones(6), 1 - share
+    )
     assert leak.probe(z, label) == ridge_accuracy(z, label)
     assert leak.probe(np.zeros((50, 3)), np.arange(50) < 15) == pytest.approx(0.7)
 
@@ -381,10 +439,15 @@ def test_a_leak_has_its_control_with_permuted_ids_and_its_majority():
     found = leak.order_leak(codes, labels, 16)
     z = codes.coordinates(16).astype(np.float64)
     control = z[[0, *(1 + philox.permutation(1, "control", 199))]]
-    assert [one.name for one in found] == ["early", "late"] and [one.tokens for one in found] == [200, 200]
+    assert [one.name for one in found] == ["early", "late"] and [one.tokens for one in found] == [
+        200,
+        200,
+    ]
     assert [one.majority for one in found] == pytest.approx([0.7, 0.5])
     for one, label in zip(found, labels.values(), strict=True):
-        assert one.accuracy == ridge_accuracy(z, label) and one.control == ridge_accuracy(control, label)
+        assert one.accuracy == ridge_accuracy(z, label) and one.control == ridge_accuracy(
+            control, label
+        )
 
 
 @pytest.mark.parametrize(("have", "judged"), [(19, False), (20, True), (180, True), (181, False)])
@@ -395,11 +458,34 @@ def test_a_property_is_judged_if_twenty_tokens_have_it_and_twenty_lack_it(have, 
 def test_properties_at_their_borders():
     tokens = [b"/", b"0", b"9", b":", b"a1b", b"  Ab", b"A", b"a", b"ab", b"\xc3\x89a"]
     found = leak.token_properties(tokens, None)
-    assert [*found] == ["longer than the median", "begins with a capital", "leading space", "contains a digit"]
-    assert found["contains a digit"].tolist() == [False, True, True, False, True, False, False, False, False, False]
+    assert [*found] == [
+        "longer than the median",
+        "begins with a capital",
+        "leading space",
+        "contains a digit",
+    ]
+    assert found["contains a digit"].tolist() == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+    ]
     assert found["begins with a capital"].tolist() == [False] * 5 + [True, True] + [False] * 3
     assert found["leading space"].tolist() == [False] * 5 + [True] + [False] * 4
-    assert found["longer than the median"].tolist() == [False] * 4 + [True, True, False, False, True, True]
+    assert found["longer than the median"].tolist() == [False] * 4 + [
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
     counted = leak.token_properties([b"a", b"b", b"c"], np.array([3, 1, 2]))
     assert next(iter(counted)) == "more frequent than the median" and len(counted) == 5
     assert counted["more frequent than the median"].tolist() == [True, False, False]

@@ -36,7 +36,9 @@ def test_rank_is_that_of_the_transpose_and_counts_the_distinct_images(matrix):
 
 
 @settings(max_examples=60, deadline=None)
-@given(arrays(np.uint8, st.tuples(st.integers(1, 300), st.integers(1, 8)), elements=st.integers(0, 1)))
+@given(
+    arrays(np.uint8, st.tuples(st.integers(1, 300), st.integers(1, 8)), elements=st.integers(0, 1))
+)
 def test_the_rank_of_a_tall_matrix_is_that_of_its_rows(matrix):
     images = {tuple(row) for row in matrix.tolist()}
     span = {(0,) * matrix.shape[1]}

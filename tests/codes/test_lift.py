@@ -13,7 +13,11 @@ def test_tile_repeats_the_code_and_interleave_each_coordinate():
     assert lift.columns("interleave", 3, 6).tolist() == [0, 0, 1, 1, 2, 2]
 
 
-@given(st.sampled_from(["tile", "interleave", "pad", "orthogonal"]), st.integers(1, 24), st.integers(0, 100))
+@given(
+    st.sampled_from(["tile", "interleave", "pad", "orthogonal"]),
+    st.integers(1, 24),
+    st.integers(0, 100),
+)
 def test_every_coordinate_is_shown_so_nothing_is_lost(name, width, extra):
     hidden = width + extra
     matrix = lift.matrix(name, width, hidden)

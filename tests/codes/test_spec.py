@@ -9,7 +9,8 @@ from tokencodes.errors import InputError
 
 
 @pytest.mark.parametrize(
-    ("vocab", "width"), [(1, 1), (2, 1), (3, 2), (3072, 12), (49152, 16), (50257, 16), (65536, 16), (65537, 17)]
+    ("vocab", "width"),
+    [(1, 1), (2, 1), (3, 2), (3072, 12), (49152, 16), (50257, 16), (65536, 16), (65537, 17)],
 )
 def test_minimal_width_is_the_ceiling_of_log2(vocab, width):
     assert minimal_width(vocab) == width
@@ -45,7 +46,9 @@ def test_a_spec_has_one_canonical_form(text, canonical):
     st.sampled_from(["tile", "interleave"]),
 )
 def test_every_product_of_keys_survives_the_round_trip(words, ids, seed, values, lift):
-    told = f"{words}:ids={ids},values={values},lift={lift}" + (f",ids_seed={seed}" if ids == "permuted" else "")
+    told = f"{words}:ids={ids},values={values},lift={lift}" + (
+        f",ids_seed={seed}" if ids == "permuted" else ""
+    )
     spec = InterfaceSpec.parse(told)
     again = InterfaceSpec.parse(str(spec))
     assert again == spec
@@ -89,7 +92,9 @@ def test_what_does_not_fit_is_named(text, complaint):
 
 
 def test_a_width_that_cannot_tell_the_tokens_apart_is_refused():
-    with pytest.raises(InputError, match=r"width=11 cannot tell 3,072 tokens apart; it must be >= 12"):
+    with pytest.raises(
+        InputError, match=r"width=11 cannot tell 3,072 tokens apart; it must be >= 12"
+    ):
         InterfaceSpec.parse("binary:width=11").code_width(3072)
 
 

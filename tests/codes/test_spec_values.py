@@ -1,4 +1,5 @@
-"""Specs: every default, every bound, which keys go together, and the width and hash of each kind."""
+"""Specs: every default, every bound, which keys go together,
+and the width and hash of each kind."""
 
 import hashlib
 import json
@@ -13,7 +14,9 @@ SEEDED = 2**63 - 1
 
 
 def test_the_defaults_are_the_papers_and_the_plain_ones():
-    assert {field.name: field.default for field in fields(InterfaceSpec) if field.name != "words"} == {
+    assert {
+        field.name: field.default for field in fields(InterfaceSpec) if field.name != "words"
+    } == {
         "init": "binary",
         "width": None,
         "endian": "little",
@@ -51,7 +54,9 @@ def test_the_defaults_are_the_papers_and_the_plain_ones():
 def test_numbers_lie_between_their_bounds(words, key, low, high, below, above):
     start = f"{words}{',' if ':' in words else ':'}{key}="
     for value in (low, high):
-        assert getattr(InterfaceSpec.parse(start + value), key) == (int(value) if value.isdigit() else float(value))
+        assert getattr(InterfaceSpec.parse(start + value), key) == (
+            int(value) if value.isdigit() else float(value)
+        )
     for value in (below, above):
         with pytest.raises(InputError, match=f"{key}={value} is not in"):
             InterfaceSpec.parse(start + value)
@@ -65,7 +70,8 @@ def test_a_whole_number_is_written_as_one(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("2", 2.0), ("2.", 2.0), (".5", 0.5), ("1.5e3", 1500.0), ("+2e-3", 0.002), ("match", "match")]
+    ("text", "value"),
+    [("2", 2.0), ("2.", 2.0), (".5", 0.5), ("1.5e3", 1500.0), ("+2e-3", 0.002), ("match", "match")],
 )
 def test_a_decimal_number_may_be_written_in_any_usual_form(text, value):
     assert InterfaceSpec.parse(f"binary:scale={text}").scale == value
@@ -192,13 +198,27 @@ def test_a_canonical_form_is_written_as_it_was_read(text):
 
 
 def hashed(**told):
-    return hashlib.sha256(json.dumps({"version": 1, **told}, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps({"version": 1, **told}, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def test_the_hash_is_that_of_the_canonical_json():
-    assert InterfaceSpec.parse("learned").sha256(320, 36) == hashed(words="learned", std=0.02, vocab_size=320, hidden_size=36)
-    keys = {"words": "gray", "width": 9, "ids": "natural", "center": False, "scale": 1.0, "lift": "tile", "values": "01"}
-    assert InterfaceSpec.parse("gray").sha256(320, 36) == hashed(**keys, storage="lookup", vocab_size=320, hidden_size=36)
+    assert InterfaceSpec.parse("learned").sha256(320, 36) == hashed(
+        words="learned", std=0.02, vocab_size=320, hidden_size=36
+    )
+    keys = {
+        "words": "gray",
+        "width": 9,
+        "ids": "natural",
+        "center": False,
+        "scale": 1.0,
+        "lift": "tile",
+        "values": "01",
+    }
+    assert InterfaceSpec.parse("gray").sha256(320, 36) == hashed(
+        **keys, storage="lookup", vocab_size=320, hidden_size=36
+    )
 
 
 @pytest.mark.parametrize(

@@ -50,15 +50,25 @@ def test_gf2_masks_are_the_rows_of_the_matrix():
     arrays = words.gf2_arrays(spec, 8)
     assert np.array_equal(arrays["matrix"], gf2.draw_matrix(8, 3, 4)) and not arrays["offset"].any()
     found = words.linear_masks(spec, 13, arrays)  # a number has 4 bits
-    assert found.tolist() == [sum(int(bit) << place for place, bit in enumerate(row[:4])) for row in arrays["matrix"]]
+    assert found.tolist() == [
+        sum(int(bit) << place for place, bit in enumerate(row[:4])) for row in arrays["matrix"]
+    ]
 
 
 def test_an_affine_offset_is_the_top_bit_of_each_drawn_word():
     found = words.gf2_arrays(InterfaceSpec.parse("gf2:width=8,seed=3,affine=true,min_weight=2"), 8)
     assert found["offset"].tolist() == [int(word) >> 63 for word in philox.stream(3, "gf2-off", 8)]
-    assert found["offset"].dtype == np.uint8 and np.array_equal(found["matrix"], gf2.draw_matrix(8, 3, 2))
-    plain, affine = book("gf2:width=8,min_weight=2", 20), book("gf2:width=8,min_weight=2,affine=true", 20)
-    assert np.array_equal(plain.words_VK ^ affine.arrays["offset"], affine.words_VK) and affine.arrays["offset"].any()
+    assert found["offset"].dtype == np.uint8 and np.array_equal(
+        found["matrix"], gf2.draw_matrix(8, 3, 2)
+    )
+    plain, affine = (
+        book("gf2:width=8,min_weight=2", 20),
+        book("gf2:width=8,min_weight=2,affine=true", 20),
+    )
+    assert (
+        np.array_equal(plain.words_VK ^ affine.arrays["offset"], affine.words_VK)
+        and affine.arrays["offset"].any()
+    )
 
 
 def test_gray_words_are_those_of_n_xor_half_n():
@@ -74,26 +84,38 @@ def test_random_words_are_a_permutation_then_hashes_of_the_number(width):
     assert [value for pair in blocks for value in pair] == [int(value) for value in drawn]
     numbers = np.arange(20, dtype=np.int64)
     parts = [scatter(numbers, 1 << min(width, 62), permutation)]
-    parts += [np.where(numbers == 0, 0, mix(mix(numbers ^ first) ^ second)) for first, second in blocks]
-    expected = [[bit for part in parts for bit in bits_of(int(part[n]), 62)][:width] for n in range(20)]
+    parts += [
+        np.where(numbers == 0, 0, mix(mix(numbers ^ first) ^ second)) for first, second in blocks
+    ]
+    expected = [
+        [bit for part in parts for bit in bits_of(int(part[n]), 62)][:width] for n in range(20)
+    ]
     assert found.tolist() == expected and not found[0].any() and found[1:].any(0).all()
 
 
-@pytest.mark.parametrize(("count", "base", "width"), [(1000, 10, 30), (17, 16, 32), (9, 3, 6), (5, 2, 6)])
+@pytest.mark.parametrize(
+    ("count", "base", "width"), [(1000, 10, 30), (17, 16, 32), (9, 3, 6), (5, 2, 6)]
+)
 def test_digits_are_one_hot_places_of_the_number(count, base, width):
     found = words.digits(count, base, width)
     for number in range(count):
         places = [number // base**place % base for place in range(width // base)]
-        assert np.flatnonzero(found[number]).tolist() == [place * base + digit for place, digit in enumerate(places)]
+        assert np.flatnonzero(found[number]).tolist() == [
+            place * base + digit for place, digit in enumerate(places)
+        ]
     assert found.dtype == np.uint8
 
 
 def test_gaussian_words_are_numpys_philox_normals():
     key = np.array([9, int.from_bytes(b"floats\0\0", "little")], dtype=np.uint64)
-    drawn = np.random.Generator(np.random.Philox(key=key)).standard_normal((50, 6), dtype=np.float32)
+    drawn = np.random.Generator(np.random.Philox(key=key)).standard_normal(
+        (50, 6), dtype=np.float32
+    )
     assert np.array_equal(book("gaussian:width=6,seed=9", 50).words_VK, drawn)
     sphere = book("sphere:width=6,seed=9", 50).words_VK
-    expected = drawn / np.linalg.norm(drawn.astype(np.float64), axis=1, keepdims=True) * math.sqrt(6)
+    expected = (
+        drawn / np.linalg.norm(drawn.astype(np.float64), axis=1, keepdims=True) * math.sqrt(6)
+    )
     np.testing.assert_allclose(sphere, expected, rtol=1e-6)
     assert sphere.dtype == np.float32
 
@@ -106,7 +128,9 @@ def test_sines_and_cosines_go_from_one_radian_to_half_a_turn_over_the_vocabulary
         for pair in range(pairs):
             rate = (math.pi / vocab) ** (pair / (pairs - 1) if pairs > 1 else 1.0)
             expected = [math.sin(rate * number), math.cos(rate * number)]
-            assert found[number, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(expected, abs=1e-6)
+            assert found[number, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(
+                expected, abs=1e-6
+            )
 
 
 def test_an_assignment_gives_each_token_its_word():
@@ -117,10 +141,12 @@ def test_an_assignment_gives_each_token_its_word():
     floats = book("gaussian:ids=permuted,ids_seed=3", 13).words_VK
     assert np.array_equal(floats, book("gaussian", 13).words_VK[assign.permuted(13, 3)])
     assert np.array_equal(
-        book("digits:ids=permuted,ids_seed=3", 13).words_VK, book("digits", 13).words_VK[assign.permuted(13, 3)]
+        book("digits:ids=permuted,ids_seed=3", 13).words_VK,
+        book("digits", 13).words_VK[assign.permuted(13, 3)],
     )
     assert (
-        sorted(assign.permuted(13, 3)) == list(range(13)) and assign.permuted(13, 3).tolist() != assign.permuted(13, 4).tolist()
+        sorted(assign.permuted(13, 3)) == list(range(13))
+        and assign.permuted(13, 3).tolist() != assign.permuted(13, 4).tolist()
     )
 
 
@@ -154,7 +180,10 @@ def bisected(vectors, seed):
     return order
 
 
-@pytest.mark.parametrize(("count", "seed"), [(2, 0), (3, 0), (4, 1), (7, 2), (12, 3), (33, 4), (50, 5), (64, 6), (100, 7)])
+@pytest.mark.parametrize(
+    ("count", "seed"),
+    [(2, 0), (3, 0), (4, 1), (7, 2), (12, 3), (33, 4), (50, 5), (64, 6), (100, 7)],
+)
 def test_clusters_are_cut_along_the_main_direction_where_a_bit_changes(count, seed):
     scales = np.array([9.0, 1.0, 0.1])  # far apart, so that the main direction is clear
     vectors = np.random.default_rng(seed).normal(size=(count, 3)) * scales
@@ -197,7 +226,9 @@ def test_an_order_is_named_by_its_bytes_and_checked():
 def test_each_channel_shows_a_coordinate_or_nothing(name, width, hidden, shown):
     found = lift.columns(name, width, hidden)
     assert found.tolist() == shown and found.dtype == np.int64
-    expected = np.array([[float(column == channel) for column in range(width)] for channel in shown])
+    expected = np.array(
+        [[float(column == channel) for column in range(width)] for channel in shown]
+    )
     assert np.array_equal(lift.matrix(name, width, hidden), expected)
     assert lift.squared_scale(name, width, hidden).tolist() == expected.sum(0).tolist()
 
@@ -211,10 +242,14 @@ def test_the_orthogonal_lift_is_the_signed_qr_of_seeded_normals():
     np.testing.assert_allclose(unit.T @ unit, np.eye(4), atol=1e-6)
     upper = unit.T @ normals
     np.testing.assert_allclose(np.tril(upper, -1), 0, atol=1e-5)
-    assert (np.diag(upper) > 0).all() and np.array_equal(lift.matrix("orthogonal", 4, 12, 5), found.astype(np.float64))
+    assert (np.diag(upper) > 0).all() and np.array_equal(
+        lift.matrix("orthogonal", 4, 12, 5), found.astype(np.float64)
+    )
     assert lift.squared_scale("orthogonal", 4, 12).tolist() == [3.0] * 4
     assert not np.array_equal(lift.orthogonal(4, 12, 6), found)
-    assert np.array_equal(lift.matrix("orthogonal", 4, 12), lift.orthogonal(4, 12, 0).astype(np.float64))
+    assert np.array_equal(
+        lift.matrix("orthogonal", 4, 12), lift.orthogonal(4, 12, 0).astype(np.float64)
+    )
 
 
 TABLES = {
@@ -243,20 +278,29 @@ def test_a_model_stores_these_tables_in_these_shapes(text, names):
     codes = book(text, 40)
     found = tables.make_tables(codes, 90)
     assert found.keys() == names
-    assert {name: (table.shape, table.dtype.name) for name, table in found.items()} == tables.shapes(codes.spec, 40, 90)
+    assert {
+        name: (table.shape, table.dtype.name) for name, table in found.items()
+    } == tables.shapes(codes.spec, 40, 90)
 
 
 def test_tables_hold_what_they_are_named_after():
     wide = book("binary:width=17,values=pm1,scale=2", 40)
     found = tables.make_tables(wide, 90)
-    assert np.array_equal(np.unpackbits(found["codebook"], axis=1, bitorder="little")[:, :17], wide.words_VK)
+    assert np.array_equal(
+        np.unpackbits(found["codebook"], axis=1, bitorder="little")[:, :17], wide.words_VK
+    )
     assert found["levels"].view(np.float32).tolist() == [[-2.0] * 17, [2.0] * 17]
     assert tables.shapes(wide.spec, 40, 90)["codebook"] == ((40, 3), "uint8")
     narrow = book("binary:width=16", 40)
     assert tables.make_tables(narrow, 90)["codebook"] is narrow.words_VK and narrow.width == 16
     floats = book("gaussian:scale=2", 40)
-    assert np.array_equal(tables.make_tables(floats, 90)["codebook"].view(np.float32), 2 * book("gaussian", 40).words_VK)
-    turned = tables.make_tables(book("binary:lift=orthogonal,lift_seed=4", 40), 90)["lift"].view(np.float32)
+    assert np.array_equal(
+        tables.make_tables(floats, 90)["codebook"].view(np.float32),
+        2 * book("gaussian", 40).words_VK,
+    )
+    turned = tables.make_tables(book("binary:lift=orthogonal,lift_seed=4", 40), 90)["lift"].view(
+        np.float32
+    )
     assert np.array_equal(turned, lift.orthogonal(6, 90, 4))
     masks = tables.make_tables(book("gray:storage=computed", 40), 90)["masks"]
     assert masks.tolist() == words.linear_masks(InterfaceSpec.parse("gray"), 40, {}).tolist()
@@ -271,7 +315,10 @@ def test_an_informed_order_is_stored_unless_the_code_is_learned():
         ("learned-code:lift=orthogonal", {"lift"}),
     ):
         assert tables.shapes(InterfaceSpec.parse(text), 40, 90).keys() == names
-    assert tables.shapes(InterfaceSpec.parse("binary:ids=ranked"), 40, 90)["order"] == ((40,), "int32")
+    assert tables.shapes(InterfaceSpec.parse("binary:ids=ranked"), 40, 90)["order"] == (
+        (40,),
+        "int32",
+    )
 
 
 @pytest.mark.parametrize(
@@ -302,11 +349,15 @@ def test_the_hash_of_a_model_covers_what_travels_and_the_bits():
     assert found == hashlib.sha256(f"codebook:{array_sha256(stored)}".encode()).hexdigest()
     found, codes = hashed("binary:lift=orthogonal")
     turned = tables.make_tables(codes, 90)["lift"]
-    assert found == hashlib.sha256(f"{codes.sha256};lift:{array_sha256(turned)}".encode()).hexdigest()
+    assert (
+        found == hashlib.sha256(f"{codes.sha256};lift:{array_sha256(turned)}".encode()).hexdigest()
+    )
     learned = InterfaceSpec.parse("learned-code:lift=orthogonal")
     assert (
         tables.tables_sha256(learned, {"lift": turned}, None)
         == hashlib.sha256(f"lift:{array_sha256(turned)}".encode()).hexdigest()
     )
-    none = tables.tables_sha256(InterfaceSpec.parse("binary:lift=orthogonal"), {"lift": turned}, None)
+    none = tables.tables_sha256(
+        InterfaceSpec.parse("binary:lift=orthogonal"), {"lift": turned}, None
+    )
     assert none == hashlib.sha256(f";lift:{array_sha256(turned)}".encode()).hexdigest()

@@ -1,4 +1,6 @@
-"""Sizes that nothing can have: one line with the value and its bounds, before anything is read or written."""
+"""Sizes that nothing can have: one line with the value and its bounds, before anything is read or
+written.
+"""
 
 import pytest
 
@@ -17,15 +19,25 @@ HUGE = str(10**23)
         (["--split-seed", HUGE], "split_seed"),
         (["--workers", HUGE], "'--workers'"),
         (["--workers", "1000000000"], "'--workers'"),
-        (["--batch-mb", "1e300"], "--batch-mb 1e+300: it must be above 0, and at most 1,048,576 megabytes"),
+        (
+            ["--batch-mb", "1e300"],
+            "--batch-mb 1e+300: it must be above 0, and at most 1,048,576 megabytes",
+        ),
         (["--batch-mb", "nan"], "--batch-mb nan"),
         (["--validation-fraction", "nan"], "validation"),
         (["--validation-fraction", "1"], "validation"),
     ],
 )
-def test_prepare_refuses_sizes_out_of_bounds(options, complaint, texts, tokenizer_path, tmp_path, capsys):
+def test_prepare_refuses_sizes_out_of_bounds(
+    options, complaint, texts, tokenizer_path, tmp_path, capsys
+):
     out = tmp_path / "data"
-    assert run(["prepare", str(texts), "--tokenizer", str(tokenizer_path), "--out", str(out), *options]) == 2
+    assert (
+        run(
+            ["prepare", str(texts), "--tokenizer", str(tokenizer_path), "--out", str(out), *options]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert complaint in error and error.count("\n") == 1
     assert not out.exists()
@@ -33,7 +45,12 @@ def test_prepare_refuses_sizes_out_of_bounds(options, complaint, texts, tokenize
 
 @pytest.mark.parametrize(
     "options",
-    [["--validation-fraction", "nan"], ["--validation-fraction", "2"], ["--split-seed", "-1"], ["--split-seed", HUGE]],
+    [
+        ["--validation-fraction", "nan"],
+        ["--validation-fraction", "2"],
+        ["--split-seed", "-1"],
+        ["--split-seed", HUGE],
+    ],
 )
 def test_a_tokenizer_is_trained_on_no_impossible_split(options, texts, tmp_path, capsys):
     out = tmp_path / "t.json"

@@ -1,4 +1,6 @@
-"""The same conversion on Slurm and Ray: the same bytes as on one machine, and what is refused before anything is submitted."""
+"""The same conversion on Slurm and Ray: the same bytes as on one machine, and what is refused
+before anything is submitted.
+"""
 
 import json
 import os
@@ -44,7 +46,9 @@ SCONTROL = """#!/bin/bash
 
 
 class Slurm:
-    """As much of Slurm as datatrove uses, on this machine: jobs wait until `work`, which keeps to their dependencies."""
+    """As much of Slurm as datatrove uses, on this machine: jobs wait until `work`, which keeps to
+    their dependencies.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.queue, self.ended = folder / "queue", dict[int, bool]()
@@ -55,7 +59,9 @@ class Slurm:
 
     def told(self, number: int) -> dict[str, str]:
         """The options of a job, out of its script and its command line."""
-        lines = (self.queue / str(number) / "script").read_text() + (self.queue / str(number) / "command").read_text()
+        lines = (self.queue / str(number) / "script").read_text() + (
+            self.queue / str(number) / "command"
+        ).read_text()
         return {key: value or "" for key, value in re.findall(r"--([\w-]+)(?:=(\S+))?", lines)}
 
     def jobs(self) -> list[int]:
@@ -73,10 +79,17 @@ class Slurm:
                 self.ended[number] = [task.wait() for task in tasks] == [0] * len(tasks)
 
     def _task(self, number: int, index: int) -> "subprocess.Popen[bytes]":
-        here = {"SLURM_JOB_ID": str(number), "SLURM_ARRAY_TASK_ID": str(index), "SLURM_NODELIST": "here", "RUN_OFFSET": "0"}
+        here = {
+            "SLURM_JOB_ID": str(number),
+            "SLURM_ARRAY_TASK_ID": str(index),
+            "SLURM_NODELIST": "here",
+            "RUN_OFFSET": "0",
+        }
         script = self.queue / str(number) / "script"
         with (script.parent / f"log-{index}").open("wb") as log:
-            return subprocess.Popen(["bash", str(script)], env={**os.environ, **here}, stdout=log, stderr=log)
+            return subprocess.Popen(
+                ["bash", str(script)], env={**os.environ, **here}, stdout=log, stderr=log
+            )
 
 
 @pytest.fixture
@@ -84,13 +97,16 @@ def slurm(tmp_path, monkeypatch) -> Slurm:
     (tmp_path / "bin").mkdir()
     found = Slurm(tmp_path / "bin")
     monkeypatch.setenv("FAKE_QUEUE", str(found.queue))
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv(
+        "PATH", f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    )
     return found
 
 
 @pytest.fixture
 def four(texts, tokenizer_path, tmp_path) -> SimpleNamespace:
-    """Four small inputs, their jobs for a cluster, and the dataset that one machine makes of them."""
+    """Four small inputs, their jobs for a cluster,
+    and the dataset that one machine makes of them."""
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     for file in texts.iterdir():
@@ -100,7 +116,13 @@ def four(texts, tokenizer_path, tmp_path) -> SimpleNamespace:
     local = prepare([str(inputs)], tokenizer_path, tmp_path / "local", OPTIONS)
     out = tmp_path / "out"
     out.mkdir()
-    jobs = make_jobs(find_inputs([str(inputs)]), TokenizerFile(tokenizer_path), out, OPTIONS, Means(engine="slurm"))
+    jobs = make_jobs(
+        find_inputs([str(inputs)]),
+        TokenizerFile(tokenizer_path),
+        out,
+        OPTIONS,
+        Means(engine="slurm"),
+    )
     return SimpleNamespace(local=local, out=out, jobs=jobs, tokenizer=out / "tokenizer.json")
 
 
@@ -108,14 +130,26 @@ def folders(out: Path) -> list[str]:
     return sorted(file.parent.name for file in out.glob("*/source.json"))
 
 
-def test_slurm_makes_the_bytes_that_one_machine_makes(slurm, texts, tokenizer_path, dataset, tmp_path):
+def test_slurm_makes_the_bytes_that_one_machine_makes(
+    slurm, texts, tokenizer_path, dataset, tmp_path
+):
     means = Means(engine="slurm", cluster=("time=1:00:00", "partition=cpu"), workers=2)
     out = tmp_path / "data"
-    assert start([str(texts)], TokenizerFile(tokenizer_path), out, OPTIONS, means, lambda line: None) is None
-    first, last = (n for n in slurm.jobs() if "launch_pickled_pipeline" in (slurm.queue / str(n) / "script").read_text())
+    assert (
+        start([str(texts)], TokenizerFile(tokenizer_path), out, OPTIONS, means, lambda line: None)
+        is None
+    )
+    first, last = (
+        n
+        for n in slurm.jobs()
+        if "launch_pickled_pipeline" in (slurm.queue / str(n) / "script").read_text()
+    )
     told = slurm.told(first)
     assert (told["partition"], told["time"], told["array"]) == ("cpu", "1:00:00", "0-1%2")
-    assert (slurm.told(last)["dependency"], slurm.told(last)["array"]) == (f"afterok:{first}", "0-0")
+    assert (slurm.told(last)["dependency"], slurm.told(last)["array"]) == (
+        f"afterok:{first}",
+        "0-0",
+    )
     assert folders(out) == []
     slurm.work()
     assert slurm.ended == dict.fromkeys(slurm.jobs(), True)
@@ -143,7 +177,10 @@ def test_a_failed_task_leaves_no_dataset_and_one_machine_can_go_on_from_there(
         "0.2",
         "--json",
     ]
-    assert run([*command, "--engine", "slurm", "--cluster", "time=10", "--cluster", "partition=cpu"]) == 0
+    assert (
+        run([*command, "--engine", "slurm", "--cluster", "time=10", "--cluster", "partition=cpu"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out) == {"done": False, "out": str(out)}
     sotu.rename(tmp_path / "away")
     slurm.work()
@@ -160,25 +197,53 @@ def test_a_failed_task_leaves_no_dataset_and_one_machine_can_go_on_from_there(
     [
         ("slurm", ("time=1:00:00",), "needs partition; give --cluster partition=VALUE"),
         ("slurm", (), "needs time and partition; give --cluster time=VALUE"),
-        ("slurm", ("time=1", "partition=cpu", "queue=x"), "'queue=x': write KEY=VALUE, with a key of datatrove's Slurm"),
+        (
+            "slurm",
+            ("time=1", "partition=cpu", "queue=x"),
+            "'queue=x': write KEY=VALUE, with a key of datatrove's Slurm",
+        ),
         ("slurm", ("time=1", "partition"), "'partition': write KEY=VALUE"),
         ("slurm", ("time=1", "partition=cpu", "tasks=3"), "'tasks=3': write KEY=VALUE"),
         ("slurm", ("time=1", "partition=cpu", "workers=3"), "'workers=3': write KEY=VALUE"),
-        ("ray", ("partition=cpu",), "'partition=cpu': write KEY=VALUE, with a key of datatrove's Ray"),
+        (
+            "ray",
+            ("partition=cpu",),
+            "'partition=cpu': write KEY=VALUE, with a key of datatrove's Ray",
+        ),
         ("ray", ("skip_completed=1",), "'skip_completed=1': write KEY=VALUE"),
     ],
 )
-def test_what_a_cluster_cannot_be_told_is_refused(engine, told, complaint, slurm, texts, tokenizer_path, tmp_path):
+def test_what_a_cluster_cannot_be_told_is_refused(
+    engine, told, complaint, slurm, texts, tokenizer_path, tmp_path
+):
     with pytest.raises(InputError, match=re.escape(complaint)):
-        prepare([str(texts)], tokenizer_path, tmp_path / "data", OPTIONS, Means(engine=engine, cluster=told))
+        prepare(
+            [str(texts)],
+            tokenizer_path,
+            tmp_path / "data",
+            OPTIONS,
+            Means(engine=engine, cluster=told),
+        )
     assert slurm.jobs() == []
 
 
 def test_values_for_a_cluster_are_numbers_truths_and_tables_where_they_look_like_it(slurm, four):
-    told = ("time=08:00:00", "partition=cpu", 'sbatch_args={"account": "us"}', "requeue=false", "cpus_per_task=2", "qos=null")
+    told = (
+        "time=08:00:00",
+        "partition=cpu",
+        'sbatch_args={"account": "us"}',
+        "requeue=false",
+        "cpus_per_task=2",
+        "qos=null",
+    )
     submit_to_slurm(four.jobs, four.tokenizer, "cached", 1, told)
     found = slurm.told(1)
-    assert (found["account"], found["cpus-per-task"], found["time"], found["array"]) == ("us", "2", "08:00:00", "0-3")
+    assert (found["account"], found["cpus-per-task"], found["time"], found["array"]) == (
+        "us",
+        "2",
+        "08:00:00",
+        "0-3",
+    )
     assert "requeue" not in found
     assert "qos" not in found
 
@@ -191,12 +256,25 @@ def test_a_folder_and_values_of_any_characters_are_words_of_the_batch_file(
 ):
     monkeypatch.chdir(tmp_path)
     args = json.dumps({"comment": SHARP, "account": "us"})
-    told = ("time=1:00:00", f"partition={SHARP}", f"qos={SHARP}", f"sbatch_args={args}", f"mail_user={SHARP}")
+    told = (
+        "time=1:00:00",
+        f"partition={SHARP}",
+        f"qos={SHARP}",
+        f"sbatch_args={args}",
+        f"mail_user={SHARP}",
+    )
     out = tmp_path / SHARP / "data"
     means = Means(engine="slurm", cluster=told)
-    assert start([str(texts)], TokenizerFile(tokenizer_path), out, OPTIONS, means, lambda line: None) is None
+    assert (
+        start([str(texts)], TokenizerFile(tokenizer_path), out, OPTIONS, means, lambda line: None)
+        is None
+    )
     script = (slurm.queue / "1" / "script").read_text().splitlines()
-    found = dict(shlex.split(line)[1].removeprefix("--").partition("=")[::2] for line in script if line.startswith("#SBATCH"))
+    found = dict(
+        shlex.split(line)[1].removeprefix("--").partition("=")[::2]
+        for line in script
+        if line.startswith("#SBATCH")
+    )
     assert [found[key] for key in ("partition", "qos", "comment", "mail-user")] == [SHARP] * 4
     assert found["output"] == f"{out}-logs/convert/slurm_logs/".replace("%", "%%") + "%A_%a.out"
     slurm.work()
@@ -206,15 +284,25 @@ def test_a_folder_and_values_of_any_characters_are_words_of_the_batch_file(
 
 @pytest.mark.parametrize(
     "told",
-    ["partition=a\nb", "qos=a\rb", r'sbatch_args={"comment": "a\nb"}', r'sbatch_args={"a\nb": 1}', "venv_path=\x1b[2J"],
+    [
+        "partition=a\nb",
+        "qos=a\rb",
+        r'sbatch_args={"comment": "a\nb"}',
+        r'sbatch_args={"a\nb": 1}',
+        "venv_path=\x1b[2J",
+    ],
 )
 def test_a_control_character_for_a_cluster_is_refused(told, slurm, four):
-    with pytest.raises(InputError, match="a batch file cannot hold a line break or another control character"):
+    with pytest.raises(
+        InputError, match="a batch file cannot hold a line break or another control character"
+    ):
         submit_to_slurm(four.jobs, four.tokenizer, "cached", 1, ("time=1", "partition=cpu", told))
     assert slurm.jobs() == []
 
 
-@pytest.mark.parametrize("told", ["job_name=$(id)", 'sbatch_args={"a b": 1}', 'srun_args={"x;id": 1}'])
+@pytest.mark.parametrize(
+    "told", ["job_name=$(id)", 'sbatch_args={"a b": 1}', 'srun_args={"x;id": 1}']
+)
 def test_a_name_of_a_job_or_an_option_is_letters_and_digits(told, slurm, four):
     with pytest.raises(InputError, match="is no name of a job or an option"):
         submit_to_slurm(four.jobs, four.tokenizer, "cached", 1, ("time=1", "partition=cpu", told))
@@ -225,8 +313,18 @@ def test_without_slurm_here_one_line_says_so_and_nothing_is_left_beside_the_data
     texts, tokenizer_path, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
-    command = ["prepare", str(texts), "--out", str(tmp_path / "data"), "--tokenizer", str(tokenizer_path)]
-    assert run([*command, "--engine", "slurm", "--cluster", "time=1", "--cluster", "partition=cpu"]) == 2
+    command = [
+        "prepare",
+        str(texts),
+        "--out",
+        str(tmp_path / "data"),
+        "--tokenizer",
+        str(tokenizer_path),
+    ]
+    assert (
+        run([*command, "--engine", "slurm", "--cluster", "time=1", "--cluster", "partition=cpu"])
+        == 2
+    )
     told = capfd.readouterr()
     assert (told.out, told.err) == (
         "",
@@ -235,11 +333,20 @@ def test_without_slurm_here_one_line_says_so_and_nothing_is_left_beside_the_data
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_a_refusal_of_slurm_is_handed_on(slurm, texts, tokenizer_path, tmp_path, monkeypatch, capfd):
+def test_a_refusal_of_slurm_is_handed_on(
+    slurm, texts, tokenizer_path, tmp_path, monkeypatch, capfd
+):
     monkeypatch.setenv("FAKE_REFUSAL", "invalid partition specified: cpu")
     means = Means(engine="slurm", cluster=("time=1", "partition=cpu"))
     with pytest.raises(InputError, match=r"sbatch refused \(exit status 1\)"):
-        start([str(texts)], TokenizerFile(tokenizer_path), tmp_path / "data", OPTIONS, means, lambda line: None)
+        start(
+            [str(texts)],
+            TokenizerFile(tokenizer_path),
+            tmp_path / "data",
+            OPTIONS,
+            means,
+            lambda line: None,
+        )
     assert "sbatch: error: invalid partition specified: cpu" in capfd.readouterr().err
 
 
@@ -250,7 +357,11 @@ def test_each_rank_converts_every_third_input_and_the_seal_makes_the_dataset(fou
         step = ConvertStep(four.jobs, four.tokenizer, "cached")
         assert step.run(None, rank, 3) is None
         tokens += step.stats["tokens"].total
-        expected = [name for index, name in enumerate(names) if index % 3 in {1: (1,), 2: (1, 2), 0: (0, 1, 2)}[rank]]
+        expected = [
+            name
+            for index, name in enumerate(names)
+            if index % 3 in {1: (1,), 2: (1, 2), 0: (0, 1, 2)}[rank]
+        ]
         assert folders(four.out) == sorted(expected)
     assert tokens == sum(shard.tokens for shard in four.local.own_shards)
     SealStep(four.jobs, four.tokenizer).run(None)
@@ -263,7 +374,9 @@ def test_the_seal_names_the_input_of_a_dead_task_and_that_task_again_completes_t
     for rank in (0, 1, 2):
         steps[0].run(None, rank, 4)
     missing: Job = four.jobs[3]
-    with pytest.raises(InputError, match=rf"{re.escape(str(missing.input.files[0]))}: not converted yet"):
+    with pytest.raises(
+        InputError, match=rf"{re.escape(str(missing.input.files[0]))}: not converted yet"
+    ):
         steps[1].run(None)
     assert not (four.out / "manifest.json").exists()
     before = {file: file.stat().st_mtime_ns for file in four.out.rglob("*") if file.is_file()}
@@ -272,7 +385,9 @@ def test_the_seal_names_the_input_of_a_dead_task_and_that_task_again_completes_t
     steps[1].run(None)
     steps[1].run(None)  # a requeued seal finds its work done
     assert contents(four.out) == contents(four.local.path)
-    assert {file: file.stat().st_mtime_ns for file in before if file.name != ".lock"}.items() <= before.items()
+    assert {
+        file: file.stat().st_mtime_ns for file in before if file.name != ".lock"
+    }.items() <= before.items()
 
 
 @pytest.mark.parametrize("meanwhile", ["the same task again", "a program that cleans"])
@@ -293,11 +408,19 @@ def test_at_the_very_end_of_a_task_nobody_stands_in_its_way(meanwhile, four, mon
     assert contents(four.out / job.input.name) == contents(four.local.path / job.input.name)
 
 
-def test_ray_makes_the_bytes_that_one_machine_makes(texts, tokenizer_path, dataset, tmp_path, monkeypatch):
+def test_ray_makes_the_bytes_that_one_machine_makes(
+    texts, tokenizer_path, dataset, tmp_path, monkeypatch
+):
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("RAY_ADDRESS", "local")
     try:
-        prepare([str(texts)], tokenizer_path, tmp_path / "data", OPTIONS, Means(engine="ray", cluster=("mem_per_cpu_gb=0.5",)))
+        prepare(
+            [str(texts)],
+            tokenizer_path,
+            tmp_path / "data",
+            OPTIONS,
+            Means(engine="ray", cluster=("mem_per_cpu_gb=0.5",)),
+        )
     finally:
         ray.shutdown()
     assert contents(tmp_path / "data") == contents(dataset.path)

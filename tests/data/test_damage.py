@@ -24,7 +24,11 @@ def copied(dataset, tmp_path) -> Path:
 
 def covered(folder: Path) -> list[Path]:
     """The files that a checksum reaches: all but the lock and what `prepare` alone reads."""
-    return [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name not in (LOCK, "source.json")]
+    return [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name not in (LOCK, "source.json")
+    ]
 
 
 def complaint_about(folder: Path) -> str:
@@ -49,10 +53,17 @@ def test_one_flipped_bit_anywhere_is_detected_and_its_file_named(copied):
 @pytest.mark.parametrize("change", ["cut by a byte", "cut in half", "emptied", "longer by a byte"])
 def test_a_file_of_another_length_is_detected_and_named(change, copied):
     for file in covered(copied):
-        if file.name == "manifest.json" and change == "cut by a byte":  # a line break at the end of JSON says nothing
+        if (
+            file.name == "manifest.json" and change == "cut by a byte"
+        ):  # a line break at the end of JSON says nothing
             continue
         whole = file.read_bytes()
-        cut = {"cut by a byte": whole[:-1], "cut in half": whole[: len(whole) // 2], "emptied": b"", "longer by a byte": whole}
+        cut = {
+            "cut by a byte": whole[:-1],
+            "cut in half": whole[: len(whole) // 2],
+            "emptied": b"",
+            "longer by a byte": whole,
+        }
         file.write_bytes(cut[change] + (b"x" if change == "longer by a byte" else b""))
         assert str(file) in complaint_about(copied)
         file.write_bytes(whole)
@@ -77,7 +88,9 @@ def test_a_missing_shard_or_manifest_is_named(copied):
 def test_another_tokenizer_in_the_dataset_is_named(copied, tmp_path):
     train_tokenizer(["some other words " * 50], 262, tmp_path / "other.json")
     shutil.copyfile(tmp_path / "other.json", copied / "tokenizer.json")
-    assert complaint_about(copied).startswith(f"{copied / 'tokenizer.json'}: not the tokenizer that made these ids")
+    assert complaint_about(copied).startswith(
+        f"{copied / 'tokenizer.json'}: not the tokenizer that made these ids"
+    )
 
 
 def test_a_manifest_of_another_version_is_refused_even_if_it_is_sound(copied):
@@ -85,7 +98,10 @@ def test_a_manifest_of_another_version_is_refused_even_if_it_is_sound(copied):
     other = {**manifest, "version": manifest["version"] + 1}
     write_json(copied / "manifest.json", {**other, "fingerprint": fingerprint(other)})
     told = complaint_about(copied)
-    assert f"version {manifest['version'] + 1}" in told and f"reads 'tokencodes-dataset' version {manifest['version']}" in told
+    assert (
+        f"version {manifest['version'] + 1}" in told
+        and f"reads 'tokencodes-dataset' version {manifest['version']}" in told
+    )
 
 
 @pytest.mark.parametrize("text", ["[]", "null", '"manifest"', "{}", "", "{"])

@@ -1,6 +1,7 @@
 """What goes wrong while a dataset is made: killed, stopped, out of room, twice at once.
 
-The rule for all of it: what is there afterwards is either the undisturbed run's bytes, or one line says what is the matter.
+The rule for all of it: what is there afterwards is either the undisturbed run's bytes, or one line
+says what is the matter.
 """
 
 import json
@@ -38,7 +39,8 @@ def leftovers(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
-    """Half of the embedded documents, whole, dealt to five files: enough work to be disturbed in."""
+    """Half of the embedded documents, whole, dealt to five files:
+    enough work to be disturbed in."""
     folder = tmp_path_factory.mktemp("library")
     lines = [
         json.dumps({"id": document.id, "text": document.text})
@@ -46,7 +48,9 @@ def library(tmp_path_factory) -> Path:
         for document in list(read_documents(Path(path)))[::2]
     ]
     for number in range(5):
-        (folder / f"part-{number}.jsonl").write_text("\n".join(lines[number::5]) + "\n", encoding="utf-8")
+        (folder / f"part-{number}.jsonl").write_text(
+            "\n".join(lines[number::5]) + "\n", encoding="utf-8"
+        )
     return folder
 
 
@@ -54,12 +58,15 @@ def library(tmp_path_factory) -> Path:
 def command(library, tokenizer_path) -> list[str]:
     """All but --workers and --out."""
     return [
-        *f"{sys.executable} -m tokencodes prepare {library} --tokenizer {tokenizer_path} --json --validation-fraction 0.2".split()
+        *f"{sys.executable} -m tokencodes prepare {library} --tokenizer {tokenizer_path} --json"
+        " --validation-fraction 0.2".split()
     ]
 
 
 def heed_ctrl_c() -> None:
-    """A shell starts a program in the background with SIGINT ignored, and then its children ignore it too."""
+    """A shell starts a program in the background with SIGINT ignored, and then its children ignore
+    it too.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -82,11 +89,16 @@ class Process:
     def wait_for(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < deadline and self._process.poll() is None, self._process.communicate()
+            assert time.monotonic() < deadline and self._process.poll() is None, (
+                self._process.communicate()
+            )
             time.sleep(0.002)
 
     def workers(self) -> list[int]:
-        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        return [
+            int(pid)
+            for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        ]
 
     def taken(self) -> bool:
         return (self.out / LOCK).is_file()
@@ -113,7 +125,9 @@ def undisturbed(command, tmp_path_factory) -> dict[int, tuple[dict[str, bytes], 
     return found
 
 
-def the_same_command_ends_well(process: Process, command: list[str], workers: int, expected: dict[str, bytes]) -> None:
+def the_same_command_ends_well(
+    process: Process, command: list[str], workers: int, expected: dict[str, bytes]
+) -> None:
     assert Process(command, process.out, workers).end() == (0, [])
     assert contents(process.out) == expected
     assert not leftovers(process.out)
@@ -138,7 +152,9 @@ def test_one_worker_and_two_give_the_same_bytes(undisturbed):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_killed_at_random_moments_and_repeated_it_ends_in_the_undisturbed_bytes(workers, command, undisturbed, tmp_path):
+def test_killed_at_random_moments_and_repeated_it_ends_in_the_undisturbed_bytes(
+    workers, command, undisturbed, tmp_path
+):
     expected, seconds = undisturbed[workers]
     moments = random.Random(workers)
     for number in range(KILLS):
@@ -166,14 +182,21 @@ def test_a_killed_worker_is_one_line_and_the_same_command_goes_on(command, undis
     os.kill(workers[0], signal.SIGKILL)
     status, lines = process.end()
     assert (status, len(lines)) == (2, 1), lines
-    assert re.match(r"tokencodes: .*part-\d\.jsonl: its worker ended \(exit status -9\); .* repeat the command", lines[0])
+    assert re.match(
+        r"tokencodes: .*part-\d\.jsonl: its worker ended \(exit status -9\); .* repeat the command",
+        lines[0],
+    )
     assert gone(workers)
     assert not leftovers(process.out)
     the_same_command_ends_well(process, command, 2, undisturbed[2][0])
 
 
-@pytest.mark.parametrize(("workers", "moment"), [(1, "converting"), (2, "workers"), (2, "converting")])
-def test_ctrl_c_is_one_line_and_exit_130_and_leaves_nobody_alive(workers, moment, command, undisturbed, tmp_path):
+@pytest.mark.parametrize(
+    ("workers", "moment"), [(1, "converting"), (2, "workers"), (2, "converting")]
+)
+def test_ctrl_c_is_one_line_and_exit_130_and_leaves_nobody_alive(
+    workers, moment, command, undisturbed, tmp_path
+):
     process = Process(command, tmp_path / "data", workers)
     process.wait_for(getattr(process, moment))
     pids = process.workers()
@@ -186,12 +209,16 @@ def test_ctrl_c_is_one_line_and_exit_130_and_leaves_nobody_alive(workers, moment
     the_same_command_ends_well(process, command, workers, undisturbed[workers][0])
 
 
-def test_of_two_at_once_into_one_folder_one_is_refused_or_both_end_in_the_same_bytes(command, undisturbed, tmp_path):
+def test_of_two_at_once_into_one_folder_one_is_refused_or_both_end_in_the_same_bytes(
+    command, undisturbed, tmp_path
+):
     pair = [Process(command, tmp_path / "data", 1) for _ in range(2)]
     ends = sorted(process.end() for process in pair)
     assert ends[0] == (0, [])
     status, lines = ends[1]
-    assert (status, lines) == (0, []) or (status == 2 and len(lines) == 1 and "another program is writing here" in lines[0])
+    assert (status, lines) == (0, []) or (
+        status == 2 and len(lines) == 1 and "another program is writing here" in lines[0]
+    )
     assert contents(tmp_path / "data") == undisturbed[1][0]
     assert not leftovers(tmp_path / "data")
 
@@ -206,7 +233,10 @@ def test_a_full_disk_is_one_line_and_with_room_the_bytes_are_the_same(
     options = PrepareOptions(validation_fraction=0.2, shard_tokens=5000)
     expected = contents(prepare([str(texts)], tokenizer_path, tmp_path / "whole", options).path)
     disk = small_disk(int(share * sum(map(len, expected.values()))))
-    told = f"prepare {texts} --tokenizer {tokenizer_path} --out {disk / 'data'} --validation-fraction 0.2 --shard-tokens 5000 --json"
+    told = (
+        f"prepare {texts} --tokenizer {tokenizer_path} --out {disk / 'data'} --validation-fraction"
+        " 0.2 --shard-tokens 5000 --json"
+    )
     command = [*told.split(), "--workers", str(workers)]
     assert run(command) == 2
     complaint = capsys.readouterr().err

@@ -69,7 +69,9 @@ def test_odd_file_names_become_names_that_every_reader_takes(tmp_path):
     write_lines(tmp_path / ".jsonl", ROWS)
     (tmp_path / "sub").mkdir()
     shutil.copy(tmp_path / ".jsonl", bytes(tmp_path / "sub") + b"/\xff.jsonl")
-    found = find_inputs([str(tmp_path / "a b%c.jsonl"), str(tmp_path / ".jsonl"), str(tmp_path / "sub")])
+    found = find_inputs(
+        [str(tmp_path / "a b%c.jsonl"), str(tmp_path / ".jsonl"), str(tmp_path / "sub")]
+    )
     assert [one.name for one in found][:2] == ["a_b_c", "input"]
     assert json.dumps(found[2].facts()).encode("ascii")
 
@@ -112,12 +114,18 @@ class Hub(http.server.BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         if path.startswith("/api/datasets/some/texts"):
             siblings = [{"rfilename": name} for name in self.FILES]
-            body = json.dumps({"id": "some/texts", "sha": self.COMMIT, "siblings": siblings}).encode()
+            body = json.dumps(
+                {"id": "some/texts", "sha": self.COMMIT, "siblings": siblings}
+            ).encode()
         else:
             body = self.FILES.get(path.partition(f"/resolve/{self.COMMIT}/")[2])
         self.send_response(200 if body is not None else 404)
         body = body or b""
-        for key, value in {"ETag": '"x"', "X-Repo-Commit": self.COMMIT, "Content-Length": str(len(body))}.items():
+        for key, value in {
+            "ETag": '"x"',
+            "X-Repo-Commit": self.COMMIT,
+            "Content-Length": str(len(body)),
+        }.items():
             self.send_header(key, value)
         self.end_headers()
         if not head:
@@ -147,10 +155,16 @@ def hub(monkeypatch, tmp_path):
     for module in (constants, hf_api, file_download, huggingface_hub):
         for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
             if hasattr(module, name):
-                value = address if name == "ENDPOINT" else address + "/{repo_id}/resolve/{revision}/{filename}"
+                value = (
+                    address
+                    if name == "ENDPOINT"
+                    else address + "/{repo_id}/resolve/{revision}/{filename}"
+                )
                 monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(huggingface_hub.HfApi, "__init__", _with_endpoint(huggingface_hub.HfApi.__init__, address))
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "__init__", _with_endpoint(huggingface_hub.HfApi.__init__, address)
+    )
     yield address
     server.shutdown()
 

@@ -40,7 +40,9 @@ def test_counts_are_those_of_the_shards(dataset, found):
         assert (facts.documents, facts.tokens) == (len(lengths), lengths.sum())
         long = lengths[lengths > CONTEXT]
         assert (facts.eligible_documents, facts.eligible_tokens) == (len(long), long.sum())
-    assert sum(one.documents for one in found.lengths) == sum(facts.documents for facts in found.sides.values())
+    assert sum(one.documents for one in found.lengths) == sum(
+        facts.documents for facts in found.sides.values()
+    )
     assert sum(one.tokens for one in found.lengths) == sum(found.sources.values())
     assert set(found.sources) == {"austen.jsonl", "sotu.jsonl"}
 
@@ -56,7 +58,9 @@ def test_exposure_is_what_drawing_windows_gives(dataset, found):
     windows = 60_000
     seen = counted_exposure(dataset, windows)
     shards = dataset.shards("train")
-    everything = np.concatenate([count[targets(shard)] for count, shard in zip(seen, shards, strict=True)])
+    everything = np.concatenate(
+        [count[targets(shard)] for count, shard in zip(seen, shards, strict=True)]
+    )
     mean = windows * CONTEXT / len(everything)
     never = sum(int((shard.lengths[shard.lengths <= CONTEXT] - 1).sum()) for shard in shards)
     assert found.exposure.unseen == pytest.approx(never / len(everything))
@@ -80,7 +84,9 @@ def test_the_exposure_histogram_is_exact(dataset, found):
         eligible = shard.lengths[shard.lengths > CONTEXT]
         for length in eligible.tolist():
             p, m = np.arange(1, length), length - CONTEXT
-            covered = np.minimum.reduce([p, np.full_like(p, CONTEXT), np.full_like(p, m), length - p])
+            covered = np.minimum.reduce(
+                [p, np.full_like(p, CONTEXT), np.full_like(p, m), length - p]
+            )
             relative.append(covered / (m * len(eligible) * len(shards) * alike))
     relative = np.concatenate(relative)
     bounds = [0.0, *EDGES, np.inf]
@@ -100,19 +106,29 @@ def test_bytes_that_the_tokenizer_drops_are_counted(real_data, tmp_path):
     (tmp_path / "a.txt").write_text("some words " + lost + "more <|endoftext|> words " * 20)
     (tmp_path / "b.txt").write_text("plain words " * 20)
     out = prepare(
-        [str(tmp_path)], real_data / "tokenizer" / "smollm2.json", tmp_path / "out", PrepareOptions(validation_fraction=0.0)
+        [str(tmp_path)],
+        real_data / "tokenizer" / "smollm2.json",
+        tmp_path / "out",
+        PrepareOptions(validation_fraction=0.0),
     )
     found = inspect(out, 16, full=True)
     assert (found.lost_bytes, found.noted) == (2, {"special token in the text": 1})
 
 
 def test_a_source_column_names_the_sources(texts, tokenizer_path, tmp_path):
-    rows = [f'{{"text": "some words here and there {i}", "id": "{i}", "meta": {{"site": "s{i % 30}"}}}}' for i in range(300)]
+    rows = [
+        f'{{"text": "some words here and there {i}", "id": "{i}", "meta": {{"site": "s{i % 30}"}}}}'
+        for i in range(300)
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
     from tokencodes.data.text import Columns
 
     options = PrepareOptions(validation_fraction=0.2, columns=Columns(source="meta.site"))
-    found = inspect(prepare([str(tmp_path / "a.jsonl")], tokenizer_path, tmp_path / "out", options), 8, full=False)
+    found = inspect(
+        prepare([str(tmp_path / "a.jsonl")], tokenizer_path, tmp_path / "out", options),
+        8,
+        full=False,
+    )
     assert len(found.sources) == 21
     assert "(10 others)" in found.sources
     assert sum(found.sources.values()) == sum(facts.tokens for facts in found.sides.values())

@@ -20,7 +20,9 @@ def loader(dataset, sampling: str = "paper", rank: int = 0, ranks: int = 1, **na
 
 
 @pytest.mark.parametrize("sampling", ["paper", "token-uniform", "packed"])
-def test_two_ranks_of_four_and_eight_ranks_of_one_see_the_global_batches_of_one_rank(dataset, sampling):
+def test_two_ranks_of_four_and_eight_ranks_of_one_see_the_global_batches_of_one_rank(
+    dataset, sampling
+):
     whole = loader(dataset, sampling)
     for ranks in (2, 8):
         parts = [loader(dataset, sampling, rank, ranks) for rank in range(ranks)]
@@ -35,7 +37,9 @@ def test_what_is_read_ahead_is_what_is_read_alone(dataset):
     reading = loader(dataset)
     for step in (0, 1, 2, 7, 8, 3, 4, 10**9):
         indices = np.arange(step * GLOBAL, (step + 1) * GLOBAL)
-        alone = read_windows(dataset.shards("train"), build_sampler(dataset, "paper", 16, 1, 2, 4), indices)
+        alone = read_windows(
+            dataset.shards("train"), build_sampler(dataset, "paper", 16, 1, 2, 4), indices
+        )
         assert reading[step].tolist() == alone.tolist()
     reading.close()
 
@@ -50,7 +54,9 @@ def test_the_next_steps_are_read_while_one_is_used(dataset):
             done.set()
         return ids
 
-    reading = Loader(dataset.shards("train"), build_sampler(dataset, "paper", 16, 1, 2, 4), GLOBAL, note, ahead=2)
+    reading = Loader(
+        dataset.shards("train"), build_sampler(dataset, "paper", 16, 1, 2, 4), GLOBAL, note, ahead=2
+    )
     _ = reading[0]
     assert done.wait(10)
     reading.close()
@@ -60,7 +66,9 @@ def test_an_error_of_the_thread_comes_out_at_its_step(dataset):
     def fail(ids):
         raise InputError("damaged")
 
-    reading = Loader(dataset.shards("train"), build_sampler(dataset, "paper", 16, 1, 2, 4), GLOBAL, fail)
+    reading = Loader(
+        dataset.shards("train"), build_sampler(dataset, "paper", 16, 1, 2, 4), GLOBAL, fail
+    )
     with pytest.raises(InputError, match="damaged"):
         _ = reading[0]
     reading.close()
@@ -75,7 +83,10 @@ def test_short_windows_are_filled_with_what_the_loss_ignores(dataset):
     assert IGNORE == LOSS_IGNORE
     sampler = build_sampler(dataset, "packed", 16, 1, 2, 4)
     indices = np.arange(200)
-    lengths, ids = sampler.draw(indices).length, read_windows(dataset.shards("train"), sampler, indices)
+    lengths, ids = (
+        sampler.draw(indices).length,
+        read_windows(dataset.shards("train"), sampler, indices),
+    )
     assert lengths.min() < 17
     assert ((ids != IGNORE).sum(1) == lengths).all()
     assert all((row[length:] == IGNORE).all() for row, length in zip(ids, lengths, strict=True))

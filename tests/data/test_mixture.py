@@ -21,7 +21,10 @@ LEFT, RIGHT = [Lengths(40, 100), Lengths(60)], [Lengths(30, 80, 20)]
 
 
 def mixed(weights, seed: int = 1, kind=PackedSampler) -> MixtureSampler:
-    samplers = [kind(shards, CONTEXT, seed, *rest) for shards, rest in zip((LEFT, RIGHT), _rest(kind), strict=True)]
+    samplers = [
+        kind(shards, CONTEXT, seed, *rest)
+        for shards, rest in zip((LEFT, RIGHT), _rest(kind), strict=True)
+    ]
     return MixtureSampler(samplers, [len(LEFT), len(RIGHT)], quotas(weights), seed)
 
 
@@ -35,13 +38,21 @@ def halves(texts, tokenizer_path, tmp_path_factory) -> list[Dataset]:
     made = []
     for source in sorted(texts.iterdir()):
         out = tmp_path_factory.mktemp("half") / "data"
-        made.append(prepare([str(source)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2)))
+        made.append(
+            prepare([str(source)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2))
+        )
     return made
 
 
 @pytest.mark.parametrize(
     ("weights", "expected"),
-    [((1,), [1024]), ((1, 1), [512, 512]), ((0.7, 0.3), [717, 307]), ((1, 1, 1), [342, 341, 341]), ((1000, 1), [1023, 1])],
+    [
+        ((1,), [1024]),
+        ((1, 1), [512, 512]),
+        ((0.7, 0.3), [717, 307]),
+        ((1, 1, 1), [342, 341, 341]),
+        ((1000, 1), [1023, 1]),
+    ],
 )
 def test_weights_become_windows_of_each_1024(weights, expected):
     assert quotas(weights) == expected
@@ -72,7 +83,12 @@ def test_each_dataset_sees_the_windows_it_would_see_alone_without_a_gap(kind):
         alone = kind(shards, CONTEXT, 1, *_rest(kind)[part]).draw(np.arange(int(here.sum())))
         found = [
             array[here].tolist()
-            for array in (windows.shard - part * len(LEFT), windows.document, windows.start, windows.length)
+            for array in (
+                windows.shard - part * len(LEFT),
+                windows.document,
+                windows.start,
+                windows.length,
+            )
         ]
         assert found == [list(column) for column in zip(*drawn(alone), strict=True)]
 
@@ -104,6 +120,11 @@ def test_a_mixture_of_two_tokenizers_or_with_a_vanishing_weight_is_refused(halve
     with pytest.raises(InputError, match="less than one window in 1,024"):
         Mixture(halves, (10_000, 1))
     train_tokenizer(["some other words " * 400], 262, tmp_path / "t.json")
-    other = prepare([str(texts)], tmp_path / "t.json", tmp_path / "other", PrepareOptions(validation_fraction=0.2))
+    other = prepare(
+        [str(texts)],
+        tmp_path / "t.json",
+        tmp_path / "other",
+        PrepareOptions(validation_fraction=0.2),
+    )
     with pytest.raises(InputError, match="made with a vocabulary of 262"):
         Mixture([halves[0], other], (1, 1))

@@ -21,7 +21,11 @@ from tokencodes.errors import InputError
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
 
 
 def test_the_shards_hold_every_document_whole_in_order_and_ended(dataset, texts):
@@ -29,10 +33,18 @@ def test_the_shards_hold_every_document_whole_in_order_and_ended(dataset, texts)
     for source in sorted(texts.iterdir()):
         for side in ("train", "validation"):
             documents = [d for d in read_documents(source) if split_of(d, 0, 0.2) == side]
-            shards = [shard for shard in dataset.shards(side) if shard.path.parent.name == source.name.split(".")[0]]
+            shards = [
+                shard
+                for shard in dataset.shards(side)
+                if shard.path.parent.name == source.name.split(".")[0]
+            ]
             found = [ids.tolist() for shard in shards for ids in shard.ids()]
             assert found == [[*ids, 0] for ids in encode([d.text for d in documents])]
-            names = [name for shard in shards for name in pq.read_table(shard.path / "documents.parquet")["id"].to_pylist()]
+            names = [
+                name
+                for shard in shards
+                for name in pq.read_table(shard.path / "documents.parquet")["id"].to_pylist()
+            ]
             assert names == [d.id for d in documents]
 
 
@@ -42,21 +54,38 @@ def test_the_split_is_a_function_of_seed_and_id_alone():
     assert 300 < len(held) < 500
     assert held != [d for d in documents if split_of(d, 2, 0.1) == "validation"]
     assert split_of(Document("other text", held[0].id), 1, 0.1) == "validation"
-    assert {split_of(Document(f"text {i}", None), 1, 0.5) for i in range(50)} == {"train", "validation"}
+    assert {split_of(Document(f"text {i}", None), 1, 0.5) for i in range(50)} == {
+        "train",
+        "validation",
+    }
 
 
-def test_preparing_again_changes_nothing_and_small_shards_hold_the_same_documents(texts, tokenizer_path, dataset, tmp_path):
+def test_preparing_again_changes_nothing_and_small_shards_hold_the_same_documents(
+    texts, tokenizer_path, dataset, tmp_path
+):
     out = tmp_path / "data"
-    first = prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2, shard_tokens=2000))
+    first = prepare(
+        [str(texts)],
+        tokenizer_path,
+        out,
+        PrepareOptions(validation_fraction=0.2, shard_tokens=2000),
+    )
     before = contents(out)
     assert (
-        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2, shard_tokens=2000)).fingerprint
+        prepare(
+            [str(texts)],
+            tokenizer_path,
+            out,
+            PrepareOptions(validation_fraction=0.2, shard_tokens=2000),
+        ).fingerprint
         == first.fingerprint
     )
     assert contents(out) == before
     assert len(first.shards("train")) > len(dataset.shards("train"))
     for side in ("train", "validation"):
-        small, large = ([ids.tolist() for s in d.shards(side) for ids in s.ids()] for d in (first, dataset))
+        small, large = (
+            [ids.tolist() for s in d.shards(side) for ids in s.ids()] for d in (first, dataset)
+        )
         assert small == large
 
 
@@ -95,10 +124,17 @@ def test_a_folder_made_from_something_else_is_refused(texts, tokenizer_path, tmp
     with pytest.raises(InputError, match=r"validation_fraction 0\.2 is here, asked for 0\.3"):
         prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.3))
     with pytest.raises(InputError, match="a dataset of other inputs is here"):
-        prepare([str(sorted(texts.iterdir())[0])], tokenizer_path, out, PrepareOptions(validation_fraction=0.2))
+        prepare(
+            [str(sorted(texts.iterdir())[0])],
+            tokenizer_path,
+            out,
+            PrepareOptions(validation_fraction=0.2),
+        )
 
 
-def test_what_an_unfinished_run_with_other_settings_left_is_made_anew(texts, tokenizer_path, dataset, tmp_path, monkeypatch):
+def test_what_an_unfinished_run_with_other_settings_left_is_made_anew(
+    texts, tokenizer_path, dataset, tmp_path, monkeypatch
+):
     out = tmp_path / "data"
 
     def stop(*_):
@@ -109,7 +145,10 @@ def test_what_an_unfinished_run_with_other_settings_left_is_made_anew(texts, tok
         prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.3))
     monkeypatch.undo()
     assert (
-        prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2)).fingerprint == dataset.fingerprint
+        prepare(
+            [str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.2)
+        ).fingerprint
+        == dataset.fingerprint
     )
 
 
@@ -132,17 +171,27 @@ def test_real_text_with_the_real_tokenizer(real_data, tmp_path):
         PrepareOptions(validation_fraction=0.05),
     )
     documents = list(read_documents(real_data / "corpora" / "rust-books.jsonl.gz"))
-    counts = {side: sum(len(shard.lengths) for shard in found.shards(side)) for side in ("train", "validation")}
+    counts = {
+        side: sum(len(shard.lengths) for shard in found.shards(side))
+        for side in ("train", "validation")
+    }
     assert sum(counts.values()) == len(documents) == 1010
     tokens = sum(int(shard.lengths.sum()) for side in counts for shard in found.shards(side))
     assert 860_000 < tokens < 900_000
 
 
 def test_the_split_seed_reaches_the_shards(texts, tokenizer_path, tmp_path):
-    found = prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2, split_seed=5))
+    found = prepare(
+        [str(texts)],
+        tokenizer_path,
+        tmp_path / "data",
+        PrepareOptions(validation_fraction=0.2, split_seed=5),
+    )
     for side in ("train", "validation"):
         names = {
-            name for shard in found.shards(side) for name in pq.read_table(shard.path / "documents.parquet")["id"].to_pylist()
+            name
+            for shard in found.shards(side)
+            for name in pq.read_table(shard.path / "documents.parquet")["id"].to_pylist()
         }
         documents = [d for file in texts.iterdir() for d in read_documents(file)]
         assert names == {d.id for d in documents if split_of(d, 5, 0.2) == side}
@@ -158,32 +207,59 @@ def test_a_folder_of_somebody_elses_files_is_not_touched(texts, tokenizer_path, 
     assert contents(tmp_path) == before
 
 
-def test_what_a_tokenizer_file_sets_for_short_prompts_does_not_reach_documents(texts, tokenizer_path, dataset, tmp_path):
+def test_what_a_tokenizer_file_sets_for_short_prompts_does_not_reach_documents(
+    texts, tokenizer_path, dataset, tmp_path
+):
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
     tokenizer.enable_truncation(16)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "t.json"))
-    found = prepare([str(texts)], tmp_path / "t.json", tmp_path / "data", PrepareOptions(validation_fraction=0.2))
-    whole, here = ([ids.tolist() for s in d.shards("train") for ids in s.ids()] for d in (dataset, found))
+    found = prepare(
+        [str(texts)],
+        tmp_path / "t.json",
+        tmp_path / "data",
+        PrepareOptions(validation_fraction=0.2),
+    )
+    whole, here = (
+        [ids.tolist() for s in d.shards("train") for ids in s.ids()] for d in (dataset, found)
+    )
     assert here == whole
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "gf2"])
-def test_a_runs_folder_is_not_touched_though_it_has_a_lock_too(name, texts, tokenizer_path, tmp_path):
+def test_a_runs_folder_is_not_touched_though_it_has_a_lock_too(
+    name, texts, tokenizer_path, tmp_path
+):
     (tmp_path / "run" / name).mkdir(parents=True)
     (tmp_path / "run" / ".lock").touch()
     (tmp_path / "run" / name / "weights").write_text("weeks of work")
     (tmp_path / f"{name}.jsonl").write_bytes((texts / "sotu.jsonl").read_bytes())
     with pytest.raises(InputError, match="nothing in it is touched"):
-        prepare([str(tmp_path / f"{name}.jsonl")], tokenizer_path, tmp_path / "run", PrepareOptions(validation_fraction=0.2))
+        prepare(
+            [str(tmp_path / f"{name}.jsonl")],
+            tokenizer_path,
+            tmp_path / "run",
+            PrepareOptions(validation_fraction=0.2),
+        )
     shutil.copy(tokenizer_path, tmp_path / "run" / "tokenizer.json")
     with pytest.raises(InputError, match="not made by prepare"):
-        prepare([str(tmp_path / f"{name}.jsonl")], tokenizer_path, tmp_path / "run", PrepareOptions(validation_fraction=0.2))
+        prepare(
+            [str(tmp_path / f"{name}.jsonl")],
+            tokenizer_path,
+            tmp_path / "run",
+            PrepareOptions(validation_fraction=0.2),
+        )
     assert (tmp_path / "run" / name / "weights").read_text() == "weeks of work"
 
 
-def test_a_dataset_with_another_tokenizer_in_it_is_not_taken_for_finished(texts, tokenizer_path, tmp_path):
-    prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2))
+def test_a_dataset_with_another_tokenizer_in_it_is_not_taken_for_finished(
+    texts, tokenizer_path, tmp_path
+):
+    prepare(
+        [str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2)
+    )
     (tmp_path / "data" / "tokenizer.json").write_text(tokenizer_path.read_text() + " ")
     with pytest.raises(InputError, match="not the tokenizer that made these ids"):
-        prepare([str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2))
+        prepare(
+            [str(texts)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2)
+        )

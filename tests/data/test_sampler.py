@@ -25,7 +25,8 @@ class Lengths:
         self.longest = max(lengths)
 
 
-SHARDS = [Lengths(17, 40, 3, 100), Lengths(5, 16), Lengths(1000), Lengths(30, 30, 30)]  # the second has no window
+# the second has no window
+SHARDS = [Lengths(17, 40, 3, 100), Lengths(5, 16), Lengths(1000), Lengths(30, 30, 30)]
 
 
 def sampler(seed: int = 1, streams: int = 2, visit: int = 4, shards=SHARDS) -> PaperSampler:
@@ -37,11 +38,19 @@ def drawn(found) -> list[tuple[int, int, int, int]]:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(0, 2**62), st.lists(st.integers(0, 10**13), min_size=1, max_size=40), st.integers(1, 5), st.integers(1, 9))
+@given(
+    st.integers(0, 2**62),
+    st.lists(st.integers(0, 10**13), min_size=1, max_size=40),
+    st.integers(1, 5),
+    st.integers(1, 9),
+)
 def test_a_window_depends_on_seed_and_index_alone(seed, indices, streams, visit):
     one = sampler(seed, streams, visit)
     together = drawn(one.draw(np.array(indices, dtype=np.int64)))
-    alone = [drawn(sampler(seed, streams, visit).draw(np.array([i], dtype=np.int64)))[0] for i in reversed(indices)]
+    alone = [
+        drawn(sampler(seed, streams, visit).draw(np.array([i], dtype=np.int64)))[0]
+        for i in reversed(indices)
+    ]
     assert together == alone[::-1]
 
 
@@ -94,7 +103,9 @@ def packed(seed: int = 1, shards=SHARDS) -> PackedSampler:
 
 @pytest.mark.parametrize("make", [uniform, packed])
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**62), indices=st.lists(st.integers(0, 10**13), min_size=1, max_size=30))
+@given(
+    seed=st.integers(0, 2**62), indices=st.lists(st.integers(0, 10**13), min_size=1, max_size=30)
+)
 def test_every_sampler_is_a_function_of_seed_and_index(make, seed, indices):
     together = drawn(make(seed).draw(np.array(indices, dtype=np.int64)))
     alone = [drawn(make(seed).draw(np.array([i], dtype=np.int64)))[0] for i in reversed(indices)]
@@ -105,7 +116,10 @@ def test_token_uniform_draws_every_valid_start_alike():
     shards = [Lengths(20, 57, 10), Lengths(16), Lengths(18, 30)]
     found = uniform(visit=1, shards=shards).draw(np.arange(40_000))
     starts = [
-        (s, d, k) for s, shard in enumerate(shards) for d, n in enumerate(shard.lengths) for k in range(max(0, n - CONTEXT))
+        (s, d, k)
+        for s, shard in enumerate(shards)
+        for d, n in enumerate(shard.lengths)
+        for k in range(max(0, n - CONTEXT))
     ]
     seen = dict.fromkeys(starts, 0)
     for shard, document, start, length in drawn(found):
@@ -127,10 +141,17 @@ def test_packed_makes_every_token_with_a_predecessor_a_target_once_an_epoch():
         first = epoch * sampler.windows_per_epoch
         tokens = [
             (shard, document, position)
-            for shard, document, start, length in drawn(sampler.draw(np.arange(first, first + sampler.windows_per_epoch)))
+            for shard, document, start, length in drawn(
+                sampler.draw(np.arange(first, first + sampler.windows_per_epoch))
+            )
             for position in range(start + 1, start + length)
         ]
-        every = [(s, d, p) for s, shard in enumerate(SHARDS) for d, n in enumerate(shard.lengths) for p in range(1, n)]
+        every = [
+            (s, d, p)
+            for s, shard in enumerate(SHARDS)
+            for d, n in enumerate(shard.lengths)
+            for p in range(1, n)
+        ]
         assert sorted(tokens) == every
 
 
@@ -184,28 +205,40 @@ def indices_of(layout: str) -> list[int]:
 @pytest.mark.parametrize(("streams", "visit", "part"), [(2, 4, 0), (1, 1, 3), (3, 2, 1)])
 @pytest.mark.parametrize("seed", [0, 12345])
 @pytest.mark.parametrize(
-    ("kind", "expected"), [(PaperSampler, reference.paper_window), (TokenUniformSampler, reference.uniform_window)]
+    ("kind", "expected"),
+    [(PaperSampler, reference.paper_window), (TokenUniformSampler, reference.uniform_window)],
 )
-def test_windows_of_visits_are_those_of_the_documented_layout(kind, expected, seed, streams, visit, part, layout):
+def test_windows_of_visits_are_those_of_the_documented_layout(
+    kind, expected, seed, streams, visit, part, layout
+):
     lengths, shards = shards_of(layout)
     indices = indices_of(layout)
     found = drawn(kind(shards, CONTEXT, seed, streams, visit, part).draw(np.array(indices)))
-    assert found == [expected(lengths, CONTEXT, seed, streams, visit, part, index) for index in indices]
+    assert found == [
+        expected(lengths, CONTEXT, seed, streams, visit, part, index) for index in indices
+    ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("seed", "part", "context"), [(0, 0, 16), (12345, 2, 16), (7, 0, 1), (7, 1, 5)])
+@pytest.mark.parametrize(
+    ("seed", "part", "context"), [(0, 0, 16), (12345, 2, 16), (7, 0, 1), (7, 1, 5)]
+)
 def test_packed_windows_are_those_of_the_documented_layout(seed, part, context, layout):
     lengths, shards = shards_of(layout)
     indices = indices_of(layout)
     found = drawn(PackedSampler(shards, context, seed, part).draw(np.array(indices)))
-    assert found == [reference.packed_window(lengths, context, seed, part, index) for index in indices]
+    assert found == [
+        reference.packed_window(lengths, context, seed, part, index) for index in indices
+    ]
 
 
 def test_a_dataset_alone_has_part_0():
     lengths, shards = shards_of("many shapes")
     indices = np.arange(40)
-    for kind, expected in ((PaperSampler, reference.paper_window), (TokenUniformSampler, reference.uniform_window)):
+    for kind, expected in (
+        (PaperSampler, reference.paper_window),
+        (TokenUniformSampler, reference.uniform_window),
+    ):
         found = drawn(kind(shards, CONTEXT, 5, 2, 4).draw(indices))
         assert found == [expected(lengths, CONTEXT, 5, 2, 4, 0, index) for index in range(40)]
     found = drawn(PackedSampler(shards, CONTEXT, 5).draw(indices))
@@ -219,19 +252,30 @@ def test_no_index_gives_no_window():
 
 def test_tokens_of_a_window_are_counted_on_average():
     assert (sampler().tokens_per_window, uniform().tokens_per_window) == (16.0, 16.0)
-    # Of 40 tokens: windows of 17, 17 and 8 tokens. Of 16: one window. Of 1: none. Tokens: 16 + 16 + 7 + 15.
+    # Of 40 tokens: windows of 17, 17 and 8 tokens. Of 16: one window. Of 1: none. Tokens: 16 + 16 +
+    # 7 + 15.
     found = packed(shards=[Lengths(40, 16), Lengths(1)])
     assert (found.windows_per_epoch, found.tokens_per_window) == (4, 54 / 4)
 
 
 @pytest.mark.parametrize(("make", "least"), [(sampler, 17), (uniform, 17), (packed, 2)])
 def test_an_error_tells_the_least_and_the_longest_length(make, least):
-    with pytest.raises(InputError, match=f"a window takes {least} tokens, the longest document has 1;"):
+    with pytest.raises(
+        InputError, match=f"a window takes {least} tokens, the longest document has 1;"
+    ):
         make(shards=[Lengths(0), Lengths(1), Lengths(1, 0)])
-    with pytest.raises(InputError, match=f"a window takes {least} tokens, the longest document has 0;"):
+    with pytest.raises(
+        InputError, match=f"a window takes {least} tokens, the longest document has 0;"
+    ):
         make(shards=[])
 
 
 GOLDEN = [(0, 3, 66, 17), (0, 0, 0, 17), (0, 3, 67, 17), (2, 0, 833, 17), (0, 0, 0, 17)]
-GOLDEN_UNIFORM = [(2, 0, 176, 17), (0, 1, 11, 17), (2, 0, 699, 17), (2, 0, 312, 17), (2, 0, 415, 17)]
+GOLDEN_UNIFORM = [
+    (2, 0, 176, 17),
+    (0, 1, 11, 17),
+    (2, 0, 699, 17),
+    (2, 0, 312, 17),
+    (2, 0, 415, 17),
+]
 GOLDEN_PACKED = [(1, 1, 0, 16), (1, 0, 0, 5), (3, 1, 0, 17), (2, 0, 736, 17), (2, 0, 416, 17)]

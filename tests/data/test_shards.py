@@ -44,14 +44,21 @@ def entry_of(shard: Shard) -> ShardEntry:
 def in_small_blocks(shard: Shard, monkeypatch) -> ShardEntry:
     """Writes the checksums of a shard for blocks of 256 bytes."""
     monkeypatch.setattr(module, "BLOCK", 256)
-    sums = {name: module.block_sums(shard.path / name) for name in (module.TOKENS, module.OFFSETS, module.DOCUMENTS)}
+    sums = {
+        name: module.block_sums(shard.path / name)
+        for name in (module.TOKENS, module.OFFSETS, module.DOCUMENTS)
+    }
     (shard.path / module.CHECKSUMS).write_text(json.dumps(sums))
     return entry_of(shard)
 
 
 def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy):
     read_everything(copy)
-    files = sorted(file for file in copy.path.rglob("*") if file.is_file() and file.name not in {".lock", "source.json"})
+    files = sorted(
+        file
+        for file in copy.path.rglob("*")
+        if file.is_file() and file.name not in {".lock", "source.json"}
+    )
     random = np.random.default_rng(0)
     assert len(files) >= 10
     for file in files:
@@ -67,7 +74,9 @@ def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy):
     read_everything(copy)
 
 
-@pytest.mark.parametrize("name", ["tokens.npy", "offsets.npy", "documents.parquet", "checksums.json"])
+@pytest.mark.parametrize(
+    "name", ["tokens.npy", "offsets.npy", "documents.parquet", "checksums.json"]
+)
 def test_a_missing_or_shortened_file_is_named(copy, name):
     file = copy.shards("train")[0].path / name
     data = file.read_bytes()

@@ -1,4 +1,6 @@
-"""Texts as they come: bad lines, strange and huge documents, inputs that do not hold still; and means that decide nothing."""
+"""Texts as they come: bad lines, strange and huge documents, inputs that do not hold still; and
+means that decide nothing.
+"""
 
 import json
 import os
@@ -49,7 +51,9 @@ EMPTY_LINE = b'{"id": "empty", "text": ""}'
 
 @pytest.fixture
 def faulty(texts, tmp_path) -> Path:
-    """Good lines, and among them each refused kind, each kind once more often than the one before, and strange ones."""
+    """Good lines, and among them each refused kind, each kind once more often than the one before,
+    and strange ones.
+    """
     lines = (texts / "austen.jsonl").read_bytes().splitlines()
     for often, line in enumerate(REFUSED.values(), 1):
         for place in range(often):
@@ -72,7 +76,9 @@ def named_texts(dataset: Dataset) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_line_that_is_no_document_stops_the_work_and_is_named(kind, texts, tokenizer_path, tmp_path):
+def test_a_line_that_is_no_document_stops_the_work_and_is_named(
+    kind, texts, tokenizer_path, tmp_path
+):
     path = tmp_path / "lines.jsonl"
     good = (texts / "austen.jsonl").read_bytes().splitlines()
     path.write_bytes(b"\n".join([*good[:7], REFUSED[kind], *good[7:]]))
@@ -83,8 +89,15 @@ def test_a_line_that_is_no_document_stops_the_work_and_is_named(kind, texts, tok
     assert contents(tmp_path / "data").keys() == {"tokenizer.json"}
 
 
-def test_skipped_lines_are_counted_by_kind_and_every_good_document_is_kept(faulty, texts, tokenizer_path, tmp_path):
-    found = prepare([str(faulty)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.3, on_error="skip"))
+def test_skipped_lines_are_counted_by_kind_and_every_good_document_is_kept(
+    faulty, texts, tokenizer_path, tmp_path
+):
+    found = prepare(
+        [str(faulty)],
+        tokenizer_path,
+        tmp_path / "data",
+        PrepareOptions(validation_fraction=0.3, on_error="skip"),
+    )
     (source,) = found.manifest.sources
     counts = source.counts
     good = {document.id: document.text for document in read_documents(texts / "austen.jsonl")}
@@ -98,7 +111,12 @@ def test_skipped_lines_are_counted_by_kind_and_every_good_document_is_kept(fault
 
 
 def test_the_first_of_each_kind_is_told_by_file_and_line(faulty, tokenizer_path, tmp_path):
-    found = prepare([str(faulty)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.3, on_error="skip"))
+    found = prepare(
+        [str(faulty)],
+        tokenizer_path,
+        tmp_path / "data",
+        PrepareOptions(validation_fraction=0.3, on_error="skip"),
+    )
     examples = found.manifest.sources[0].counts.examples
     lines = faulty.read_bytes().splitlines()
     assert examples.keys() == {*REFUSED, EMPTY}
@@ -112,7 +130,10 @@ def test_where_an_input_lies_does_not_reach_the_fingerprint(faulty, tokenizer_pa
     here = prepare([str(faulty)], tokenizer_path, tmp_path / "here", options)
     (tmp_path / "elsewhere").mkdir()
     moved = shutil.copy2(faulty, tmp_path / "elsewhere")
-    assert prepare([str(moved)], tokenizer_path, tmp_path / "there", options).fingerprint == here.fingerprint
+    assert (
+        prepare([str(moved)], tokenizer_path, tmp_path / "there", options).fingerprint
+        == here.fingerprint
+    )
 
 
 def test_empty_and_strange_documents_do_not_stop_the_work(texts, tokenizer_path, tmp_path):
@@ -127,12 +148,20 @@ def test_empty_and_strange_documents_do_not_stop_the_work(texts, tokenizer_path,
 def test_documents_below_the_least_length_are_dropped_and_counted(texts, tokenizer_path, tmp_path):
     path = texts / "sotu.jsonl"
     documents = list(read_documents(path))
-    lengths = [len(ids) + 1 for ids in TokenizerFile(tokenizer_path).encode([one.text for one in documents])]
+    lengths = [
+        len(ids) + 1
+        for ids in TokenizerFile(tokenizer_path).encode([one.text for one in documents])
+    ]
     least = sorted(lengths)[len(lengths) // 3] + 1
     found = prepare(
-        [str(path)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0, min_document_tokens=least)
+        [str(path)],
+        tokenizer_path,
+        tmp_path / "data",
+        PrepareOptions(validation_fraction=0, min_document_tokens=least),
     )
-    kept = [document.id for document, length in zip(documents, lengths, strict=True) if length >= least]
+    kept = [
+        document.id for document, length in zip(documents, lengths, strict=True) if length >= least
+    ]
     assert list(named_texts(found)) == kept
     counts = found.manifest.sources[0].counts
     first = next(number for number, length in enumerate(lengths) if length < least)
@@ -151,12 +180,16 @@ def swap_case(path: Path) -> None:
 def test_an_input_that_changes_while_it_is_read_is_refused(texts, tokenizer_path, tmp_path):
     path = Path(shutil.copy2(texts / "sotu.jsonl", tmp_path))
     job = Job(find_inputs([str(path)])[0], tmp_path / "data", WHOLE_TRAIN, batch_bytes=10_000)
-    with pytest.raises(InputError, match=r"sotu\.jsonl: changed while it was read; repeat the command"):
+    with pytest.raises(
+        InputError, match=r"sotu\.jsonl: changed while it was read; repeat the command"
+    ):
         convert(job, engine_for(TokenizerFile(tokenizer_path)), lambda progress: os.utime(path))
     assert not contents(tmp_path / "data")
 
 
-def test_an_input_that_changes_after_it_was_hashed_is_refused(texts, tokenizer_path, tmp_path, monkeypatch):
+def test_an_input_that_changes_after_it_was_hashed_is_refused(
+    texts, tokenizer_path, tmp_path, monkeypatch
+):
     path = Path(shutil.copy2(texts / "sotu.jsonl", tmp_path))
     hashed = Input.facts
 
@@ -183,7 +216,9 @@ MEANS = {
 
 
 def prepare_mixed(folder: Path, tokenizer: Path, out: Path, means: Means) -> dict[str, bytes]:
-    options = PrepareOptions(validation_fraction=0.2, shard_tokens=5000, min_document_tokens=6, on_error="skip")
+    options = PrepareOptions(
+        validation_fraction=0.2, shard_tokens=5000, min_document_tokens=6, on_error="skip"
+    )
     prepare([str(folder)], tokenizer, out, options, means)
     return contents(out)
 
@@ -211,7 +246,10 @@ def test_nor_do_they_with_real_text_and_the_real_tokenizer(real_data, tmp_path):
     tokenizer = real_data / "tokenizer" / "smollm2.json"
     expected = contents(prepare(inputs, tokenizer, tmp_path / "plain", WHOLE_TRAIN).path)
     for name in ("the reference engine", "other batches"):
-        assert contents(prepare(inputs, tokenizer, tmp_path / name, WHOLE_TRAIN, MEANS[name]).path) == expected
+        assert (
+            contents(prepare(inputs, tokenizer, tmp_path / name, WHOLE_TRAIN, MEANS[name]).path)
+            == expected
+        )
 
 
 # A huge document
@@ -228,9 +266,14 @@ def test_a_document_of_50_megabytes_goes_through_in_little_memory(real_data, tmp
     documents = read_documents(real_data / "corpora" / "python3.11-doc-rst.jsonl.gz")
     text = "\n\n".join(document.text for document in documents)
     text = (text * (50_000_000 // len(text) + 1))[:50_000_000]
-    (tmp_path / "big.jsonl").write_text(json.dumps({"id": "big", "text": text}, ensure_ascii=False), encoding="utf-8")
+    (tmp_path / "big.jsonl").write_text(
+        json.dumps({"id": "big", "text": text}, ensure_ascii=False), encoding="utf-8"
+    )
     tokenizer = real_data / "tokenizer" / "smollm2.json"
-    told = f"-m tokencodes prepare {tmp_path / 'big.jsonl'} --tokenizer {tokenizer} --validation-fraction 0 --out {tmp_path / 'data'}"
+    told = (
+        f"-m tokencodes prepare {tmp_path / 'big.jsonl'} --tokenizer {tokenizer}"
+        f" --validation-fraction 0 --out {tmp_path / 'data'}"
+    )
     measured = [sys.executable, "-c", PEAK, sys.executable, *told.split(), "--json"]
     assert int(subprocess.run(measured, capture_output=True, check=True).stdout) < 1_000_000_000
 

@@ -9,7 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokencodes.data.text import BYTE_ORDER_MARK, Columns, Document, Position, Refusal, read_documents, read_rows
+from tokencodes.data.text import (
+    BYTE_ORDER_MARK,
+    Columns,
+    Document,
+    Position,
+    Refusal,
+    read_documents,
+    read_rows,
+)
 from tokencodes.errors import InputError
 
 ROWS = [{"text": "Héllo 𝛼\nworld", "id": "a"}, {"text": ""}, {"text": "x", "id": 7, "other": None}]
@@ -30,12 +38,17 @@ def test_json_lines_plain_and_gzip(tmp_path):
 def test_parquet_in_the_layout_of_the_papers_corpus(tmp_path):
     table = pa.table({"text": ["a b", "c"], "id": ["x", None], "metadata": [{"k": 1}, {"k": 2}]})
     pq.write_table(table, tmp_path / "a.parquet")
-    assert list(read_documents(tmp_path / "a.parquet")) == [Document("a b", "x"), Document("c", None)]
+    assert list(read_documents(tmp_path / "a.parquet")) == [
+        Document("a b", "x"),
+        Document("c", None),
+    ]
 
 
 def test_a_text_file_is_one_document_and_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
-    assert list(read_documents(tmp_path / "a.txt")) == [Document("one\r\ntwo", "a", None, (BYTE_ORDER_MARK,))]
+    assert list(read_documents(tmp_path / "a.txt")) == [
+        Document("one\r\ntwo", "a", None, (BYTE_ORDER_MARK,))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +68,10 @@ def test_a_text_file_is_one_document_and_a_byte_order_mark_is_no_text(tmp_path):
         (b'{"text": "\\ud800"}', "line 3: a lone surrogate at character 0 of the text"),
         (b'{"text": "x", "id": "\\udfff"}', "line 3: a lone surrogate at character 0 of the id"),
         (b'{"text": "x", "id": ' + b"9" * 5000 + b"}", "line 3: not JSON that can be read"),
-        (b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 3: not JSON that can be read"),
+        (
+            b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            "line 3: not JSON that can be read",
+        ),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(line, complaint, tmp_path):
@@ -82,7 +98,9 @@ def test_damaged_containers_are_named(tmp_path):
 def test_zstd_also_in_several_frames(tmp_path):
     data = write_lines(tmp_path / "a.jsonl", ROWS).read_bytes()
     codec = pa.Codec("zstd")
-    (tmp_path / "a.jsonl.zst").write_bytes(codec.compress(data[:20], asbytes=True) + codec.compress(data[20:], asbytes=True))
+    (tmp_path / "a.jsonl.zst").write_bytes(
+        codec.compress(data[:20], asbytes=True) + codec.compress(data[20:], asbytes=True)
+    )
     assert list(read_documents(tmp_path / "a.jsonl.zst")) == EXPECTED
     cut = codec.compress(data * 100, asbytes=True)
     (tmp_path / "b.jsonl.zst").write_bytes(cut[:-7])
@@ -91,7 +109,10 @@ def test_zstd_also_in_several_frames(tmp_path):
 
 
 def test_columns_may_have_other_names_and_be_nested(tmp_path):
-    rows = [{"content": "a b", "meta": {"url": "u1", "site": {"name": "s"}}}, {"content": "c", "meta": {}}]
+    rows = [
+        {"content": "a b", "meta": {"url": "u1", "site": {"name": "s"}}},
+        {"content": "c", "meta": {}},
+    ]
     columns = Columns("content", "meta.url", "meta.site.name")
     expected = [Document("a b", "u1", "s"), Document("c", None, None)]
     assert list(read_documents(write_lines(tmp_path / "a.jsonl", rows), columns)) == expected
@@ -100,7 +121,9 @@ def test_columns_may_have_other_names_and_be_nested(tmp_path):
 
 
 def test_an_empty_id_is_no_id(tmp_path):
-    assert list(read_documents(write_lines(tmp_path / "a.jsonl", [{"text": "x", "id": ""}]))) == [Document("x", None)]
+    assert list(read_documents(write_lines(tmp_path / "a.jsonl", [{"text": "x", "id": ""}]))) == [
+        Document("x", None)
+    ]
 
 
 def test_refusals_stand_in_order_among_the_documents_with_their_kinds(tmp_path):
@@ -116,8 +139,19 @@ def test_refusals_stand_in_order_among_the_documents_with_their_kinds(tmp_path):
     ]
     path.write_bytes(b"\r\n".join(lines))
     position = Position()
-    found = [row.kind if isinstance(row, Refusal) else row.text for row in read_rows(path, Columns(), position)]
-    assert found == ["one", "not JSON", "not UTF-8", "null text", "no text", "lone surrogate", "two"]
+    found = [
+        row.kind if isinstance(row, Refusal) else row.text
+        for row in read_rows(path, Columns(), position)
+    ]
+    assert found == [
+        "one",
+        "not JSON",
+        "not UTF-8",
+        "null text",
+        "no text",
+        "lone surrogate",
+        "two",
+    ]
     assert position.at == path.stat().st_size
     assert [document.text for document in read_documents(path, skip=True)] == ["one", "two"]
 
@@ -126,12 +160,21 @@ def test_parquet_rows_that_are_no_text_are_named(tmp_path):
     text = pa.array([b"fine", b"caf\xe9", None, b"ok"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
     found = list(read_rows(tmp_path / "a.parquet", Columns(), Position()))
-    assert [row.kind if isinstance(row, Refusal) else row.text for row in found] == ["fine", "not UTF-8", "null text", "ok"]
+    assert [row.kind if isinstance(row, Refusal) else row.text for row in found] == [
+        "fine",
+        "not UTF-8",
+        "null text",
+        "ok",
+    ]
     assert "a.parquet, row 2: not UTF-8" in found[1].message
 
 
 def test_a_damaged_page_of_parquet_names_the_file(tmp_path):
-    pq.write_table(pa.table({"text": ["some words here " * 50] * 200}), tmp_path / "a.parquet", compression="snappy")
+    pq.write_table(
+        pa.table({"text": ["some words here " * 50] * 200}),
+        tmp_path / "a.parquet",
+        compression="snappy",
+    )
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[30:60] = bytes(30)
     (tmp_path / "a.parquet").write_bytes(data)
@@ -154,7 +197,9 @@ def test_a_parquet_page_with_a_wrong_checksum_names_the_file(tmp_path):
     path = altered_page(tmp_path / "a.parquet", checksums=True)
     with pytest.raises(InputError) as caught:
         list(read_documents(path))
-    assert str(caught.value).startswith(f"{path}: not readable as Parquet (could not verify page integrity")
+    assert str(caught.value).startswith(
+        f"{path}: not readable as Parquet (could not verify page integrity"
+    )
     assert "\n" not in str(caught.value)
 
 
@@ -176,7 +221,9 @@ def zstd(data: bytes) -> bytes:
     """A frame with a checksum of its contents, as the program `zstd` writes it."""
     if shutil.which("zstd") is None:
         pytest.skip("needs the program zstd")
-    return subprocess.run(["zstd", "-q", "--check", "-c"], input=data, capture_output=True, check=True).stdout
+    return subprocess.run(
+        ["zstd", "-q", "--check", "-c"], input=data, capture_output=True, check=True
+    ).stdout
 
 
 def flipped(data: bytes, place: int) -> bytes:
@@ -187,11 +234,20 @@ def flipped(data: bytes, place: int) -> bytes:
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
 def test_an_archive_is_believed_only_whole(compress, tmp_path):
-    rows = b"".join(json.dumps({"text": f"document {number}"}).encode() + b"\n" for number in range(300))
+    rows = b"".join(
+        json.dumps({"text": f"document {number}"}).encode() + b"\n" for number in range(300)
+    )
     whole = compress(rows)
     path = tmp_path / ("a.jsonl.gz" if compress is gzip.compress else "a.jsonl.zst")
     in_checksum = -6 if compress is gzip.compress else -1
-    for damaged in (whole[:-1], whole[:-4], whole[: len(whole) // 2], b"", flipped(whole, in_checksum), whole + b"more"):
+    for damaged in (
+        whole[:-1],
+        whole[:-4],
+        whole[: len(whole) // 2],
+        b"",
+        flipped(whole, in_checksum),
+        whole + b"more",
+    ):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=rf"{path.name}.*take a new copy"):
             list(read_documents(path))

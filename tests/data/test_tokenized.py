@@ -27,9 +27,16 @@ def tokenize(texts: Path, tokenizer: Path, out: Path, eos: str | None) -> Path:
     for file in sorted(texts.iterdir()):
         documents = [TroveDocument(text=d.text, id=d.id or "") for d in read_documents(file)]
         step = DocumentTokenizer(
-            str(out), str(tokenizer), eos_token=eos, save_filename=file.stem, shuffle_documents=False, batch_size=7
+            str(out),
+            str(tokenizer),
+            eos_token=eos,
+            save_filename=file.stem,
+            shuffle_documents=False,
+            batch_size=7,
         )
-        LocalPipelineExecutor([documents, step], tasks=1, workers=1, logging_dir=f"{out}-logs/{file.stem}").run()
+        LocalPipelineExecutor(
+            [documents, step], tasks=1, workers=1, logging_dir=f"{out}-logs/{file.stem}"
+        ).run()
     return out
 
 
@@ -37,7 +44,10 @@ def tokenize(texts: Path, tokenizer: Path, out: Path, eos: str | None) -> Path:
 def tokenized(texts, tokenizer_path, tmp_path_factory) -> dict[str | None, Path]:
     """A folder of two files, with and without a token that ends each document."""
     folder = tmp_path_factory.mktemp("tokenized")
-    return {eos: tokenize(texts, tokenizer_path, folder / f"eos-{eos is not None}", eos) for eos in (None, END_OF_TEXT)}
+    return {
+        eos: tokenize(texts, tokenizer_path, folder / f"eos-{eos is not None}", eos)
+        for eos in (None, END_OF_TEXT)
+    }
 
 
 def write(path: Path, ids: list[int], ends: list[int], width: int = 2) -> Path:
@@ -47,7 +57,12 @@ def write(path: Path, ids: list[int], ends: list[int], width: int = 2) -> Path:
 
 
 def ids_of(dataset: Dataset) -> list[list[int]]:
-    return [ids.tolist() for side in ("train", "validation") for shard in dataset.shards(side) for ids in shard.ids()]
+    return [
+        ids.tolist()
+        for side in ("train", "validation")
+        for shard in dataset.shards(side)
+        for ids in shard.ids()
+    ]
 
 
 def read(path: Path, batch_tokens: int = 1000) -> list[list[int]]:
@@ -58,7 +73,9 @@ def read(path: Path, batch_tokens: int = 1000) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("eos", "end_of_text"), [(None, "append"), (END_OF_TEXT, "append"), (None, "none")], ids=["without", "with", "none"]
+    ("eos", "end_of_text"),
+    [(None, "append"), (END_OF_TEXT, "append"), (None, "none")],
+    ids=["without", "with", "none"],
 )
 def test_what_datatrove_tokenized_gives_the_ids_that_the_texts_give(
     eos, end_of_text, tokenized, texts, tokenizer_path, tmp_path
@@ -69,7 +86,10 @@ def test_what_datatrove_tokenized_gives_the_ids_that_the_texts_give(
     assert ids_of(found) == ids_of(whole)
     assert len(found.manifest.sources) == len(whole.manifest.sources) == 2
     for here, there in zip(found.manifest.sources, whole.manifest.sources, strict=True):
-        assert (here.counts.documents, here.counts.kept) == (there.counts.documents, there.counts.kept)
+        assert (here.counts.documents, here.counts.kept) == (
+            there.counts.documents,
+            there.counts.kept,
+        )
 
 
 @pytest.mark.parametrize("eos", [None, END_OF_TEXT])
@@ -86,30 +106,49 @@ def test_bytes_of_text_are_counted_from_the_ids_and_what_ends_a_document_is_none
 def test_batches_of_any_size_give_the_same_bytes(tokenized, tokenizer_path, tmp_path):
     options = PrepareOptions(validation_fraction=0.2)
     made = [
-        prepare([str(tokenized[END_OF_TEXT])], tokenizer_path, tmp_path / str(size), options, Means(batch_bytes=size))
+        prepare(
+            [str(tokenized[END_OF_TEXT])],
+            tokenizer_path,
+            tmp_path / str(size),
+            options,
+            Means(batch_bytes=size),
+        )
         for size in (1, 3000, 1 << 20)
     ]
     assert len({dataset.fingerprint for dataset in made}) == 1
     assert ids_of(made[0]) == ids_of(made[1]) == ids_of(made[2])
 
 
-def test_a_document_is_named_by_file_and_number_and_split_by_that_name(tokenized, tokenizer_path, tmp_path):
+def test_a_document_is_named_by_file_and_number_and_split_by_that_name(
+    tokenized, tokenizer_path, tmp_path
+):
     found = prepare(
-        [str(tokenized[None])], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2, split_seed=3)
+        [str(tokenized[None])],
+        tokenizer_path,
+        tmp_path / "data",
+        PrepareOptions(validation_fraction=0.2, split_seed=3),
     )
     for entry in find_inputs([str(tokenized[None])]):
         file = entry.files[0]
-        places = [f"{file.name}:{number}" for number in range(len(np.fromfile(f"{file}.index", dtype="<u8")))]
+        places = [
+            f"{file.name}:{number}"
+            for number in range(len(np.fromfile(f"{file}.index", dtype="<u8")))
+        ]
         for side in ("train", "validation"):
             shards = [shard for shard in found.shards(side) if shard.path.parent.name == entry.name]
             names = [name for shard in shards for name in shard.names()["id"].to_pylist()]
-            assert names == [place for place in places if split_of(Document("", place), 3, 0.2) == side]
+            assert names == [
+                place for place in places if split_of(Document("", place), 3, 0.2) == side
+            ]
 
 
 def test_a_folder_of_them_is_found_and_what_lies_beside_them_is_no_input(tokenized):
     folder = tokenized[None]
     assert {file.name.split(".ds")[1] for file in folder.iterdir()} == {"", ".index", ".metadata"}
-    assert [one.name for one in find_inputs([str(folder)])] == ["austen_00000_unshuffled", "sotu_00000_unshuffled"]
+    assert [one.name for one in find_inputs([str(folder)])] == [
+        "austen_00000_unshuffled",
+        "sotu_00000_unshuffled",
+    ]
     assert [one.files[0].suffix for one in find_inputs([str(folder / "*")])] == [".ds", ".ds"]
     with pytest.raises(InputError, match="unknown kind of file"):
         find_inputs([str(next(folder.glob("*.index")))])
@@ -117,14 +156,21 @@ def test_a_folder_of_them_is_found_and_what_lies_beside_them_is_no_input(tokeniz
 
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("batch_tokens", [1, 4, 1000])
-def test_ids_of_two_and_of_four_bytes_are_read_with_empty_documents_among_them(width, batch_tokens, tmp_path):
+def test_ids_of_two_and_of_four_bytes_are_read_with_empty_documents_among_them(
+    width, batch_tokens, tmp_path
+):
     path = write(tmp_path / "a.ds", [5, 6, 7, 8, 319, 9], [0, 3, 3, 5, 6, 6], width)
     assert read(path, batch_tokens) == [[], [5, 6, 7], [], [8, 319], [9], []]
 
 
 def test_a_file_without_a_token_has_only_empty_documents(tmp_path):
-    assert [len(sizes) for _, sizes in read_tokenized(write(tmp_path / "a.ds", [], []), VOCAB, 10)] == [0]
-    assert [sizes.tolist() for _, sizes in read_tokenized(write(tmp_path / "b.ds", [], [0, 0]), VOCAB, 10)] == [[0, 0]]
+    assert [
+        len(sizes) for _, sizes in read_tokenized(write(tmp_path / "a.ds", [], []), VOCAB, 10)
+    ] == [0]
+    assert [
+        sizes.tolist()
+        for _, sizes in read_tokenized(write(tmp_path / "b.ds", [], [0, 0]), VOCAB, 10)
+    ] == [[0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -151,27 +197,40 @@ def test_files_that_do_not_fit_are_refused(ids, ends, width, complaint, tmp_path
         assert str(path) in str(caught.value)
 
 
-def test_a_file_without_a_whole_index_stops_the_work_and_leaves_no_dataset(tokenizer_path, tmp_path):
+def test_a_file_without_a_whole_index_stops_the_work_and_leaves_no_dataset(
+    tokenizer_path, tmp_path
+):
     path = write(tmp_path / "a.ds", [1, 2, 3], [1, 3])
     index = tmp_path / "a.ds.index"
     index.write_bytes(index.read_bytes()[:-7])
     with pytest.raises(InputError, match=r"a\.ds\.index: 9 bytes are not whole 64-bit numbers"):
         prepare([str(path)], tokenizer_path, tmp_path / "data", ALL)
     index.unlink()
-    with pytest.raises(InputError, match=r"a\.ds\.index: no such file; the ends of the documents of a\.ds"):
+    with pytest.raises(
+        InputError, match=r"a\.ds\.index: no such file; the ends of the documents of a\.ds"
+    ):
         prepare([str(path)], tokenizer_path, tmp_path / "data", ALL)
     assert sorted(one.name for one in (tmp_path / "data").iterdir()) == [".lock", "tokenizer.json"]
 
 
-def test_documents_without_text_are_left_out_and_counted_as_those_of_texts_are(tokenizer_path, tmp_path):
-    found = prepare([str(write(tmp_path / "a.ds", [5, 6, 0, 0, 7], [3, 3, 4, 5]))], tokenizer_path, tmp_path / "data", ALL)
+def test_documents_without_text_are_left_out_and_counted_as_those_of_texts_are(
+    tokenizer_path, tmp_path
+):
+    found = prepare(
+        [str(write(tmp_path / "a.ds", [5, 6, 0, 0, 7], [3, 3, 4, 5]))],
+        tokenizer_path,
+        tmp_path / "data",
+        ALL,
+    )
     assert ids_of(found) == [[5, 6, 0], [7, 0]]
     counts = found.manifest.sources[0].counts
     assert (counts.documents, counts.kept, counts.dropped) == (4, 2, {"empty text": 2})
 
 
 def test_the_same_ids_with_documents_that_end_elsewhere_are_another_input(tokenizer_path, tmp_path):
-    prepare([str(write(tmp_path / "a.ds", [5, 6, 7], [1, 3]))], tokenizer_path, tmp_path / "data", ALL)
+    prepare(
+        [str(write(tmp_path / "a.ds", [5, 6, 7], [1, 3]))], tokenizer_path, tmp_path / "data", ALL
+    )
     write(tmp_path / "a.ds", [5, 6, 7], [2, 3])
     with pytest.raises(InputError, match="a dataset of other inputs is here"):
         prepare([str(tmp_path / "a.ds")], tokenizer_path, tmp_path / "data", ALL)

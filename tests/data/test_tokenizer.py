@@ -24,7 +24,11 @@ def test_id_0_ends_texts_and_stands_for_no_byte(tokenizer):
 
 def test_every_text_comes_back_and_its_bytes_can_be_counted_from_ids(tokenizer):
     @settings(max_examples=150, deadline=None)
-    @given(st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: END_OF_TEXT not in text))
+    @given(
+        st.text(st.characters(exclude_categories=["Cs"])).filter(
+            lambda text: END_OF_TEXT not in text
+        )
+    )
     def holds(text):
         (ids,) = tokenizer.encode([text])
         assert tokenizer.tokenizer.decode(ids) == text

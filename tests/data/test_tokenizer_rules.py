@@ -1,4 +1,6 @@
-"""Rules in a tokenizer file that would change data in silence: each is refused, switched off, or counted."""
+"""Rules in a tokenizer file that would change data in silence: each is refused, switched off, or
+counted.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +16,12 @@ from tokencodes.data.dataset import Dataset
 from tokencodes.data.encode import engine_for
 from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import prepare
-from tokencodes.data.tokenizer import END_OF_TEXT, LARGEST_VOCABULARY, TokenizerFile, train_tokenizer
+from tokencodes.data.tokenizer import (
+    END_OF_TEXT,
+    LARGEST_VOCABULARY,
+    TokenizerFile,
+    train_tokenizer,
+)
 from tokencodes.errors import InputError
 from tokencodes.evaluate.texts import Texts
 from tokencodes.train.config import DataConfig
@@ -41,8 +48,12 @@ def without_bytes(letters: str, unknown: str | None = None):
 
     def change(rules) -> None:
         model = rules["model"]
-        model["merges"] = [pair for pair in model["merges"] if not set(letters) & set("".join(pair))]
-        model["vocab"] = {token: id for token, id in model["vocab"].items() if not set(letters) & set(token)}
+        model["merges"] = [
+            pair for pair in model["merges"] if not set(letters) & set("".join(pair))
+        ]
+        model["vocab"] = {
+            token: id for token, id in model["vocab"].items() if not set(letters) & set(token)
+        }
         if unknown is not None:
             model["unk_token"] = unknown
             model["vocab"][unknown] = VOCAB
@@ -59,9 +70,14 @@ def prepared(text: str, tokenizer: Path, folder: Path) -> Dataset:
 # Chance
 
 
-def test_bpe_dropout_is_refused_in_one_line_and_nothing_is_written(altered, texts, tmp_path, capsys):
+def test_bpe_dropout_is_refused_in_one_line_and_nothing_is_written(
+    altered, texts, tmp_path, capsys
+):
     tokenizer = altered(lambda rules: rules["model"].update(dropout=0.1))
-    assert run(["prepare", str(texts), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "data")]) == 2
+    assert (
+        run(["prepare", str(texts), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "data")])
+        == 2
+    )
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 1
     assert f'{tokenizer}: "dropout" of its model is 0.1' in complaint
@@ -88,16 +104,29 @@ def test_subword_sampling_of_a_unigram_model_is_refused(tmp_path):
 def test_bytes_without_a_token_are_told_by_prepare_and_by_a_run(altered, tmp_path, capsys):
     tokenizer = altered(without_bytes("q"))
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "quite a queue of quails"}) + "\n")
-    command = ["prepare", str(tmp_path / "a.jsonl"), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "data")]
+    command = [
+        "prepare",
+        str(tmp_path / "a.jsonl"),
+        "--tokenizer",
+        str(tokenizer),
+        "--out",
+        str(tmp_path / "data"),
+    ]
     assert run([*command, "--validation-fraction", "0"]) == 0
-    assert "the tokenizer has no token for 3 of 23 bytes of text, and left them out" in capsys.readouterr().out
+    assert (
+        "the tokenizer has no token for 3 of 23 bytes of text, and left them out"
+        in capsys.readouterr().out
+    )
     assert run([*command, "--validation-fraction", "0", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["text_bytes"], result["lost_bytes"]) == (23, 3)
     lines: list[str] = []
     config = DataConfig(dataset=str(tmp_path / "data"), vocab_size=VOCAB)
     open_dataset(config, tmp_path, lines.append)
-    assert lines == [f"{tmp_path / 'data'}: the tokenizer has no token for 3 of 23 bytes of text, and left them out"]
+    assert lines == [
+        f"{tmp_path / 'data'}: the tokenizer has no token for 3 of 23 bytes of text, and left"
+        " them out"
+    ]
 
 
 def test_a_run_says_nothing_where_no_byte_is_lost(dataset, tmp_path):
@@ -134,8 +163,12 @@ def test_what_a_pre_tokenizer_removes_is_lost(altered, tmp_path):
     assert prepared("well-to-do", altered(change), tmp_path).counts.lost_bytes == 2
 
 
-def test_documents_that_a_normalizer_changes_are_counted_and_its_own_work_is_no_loss(altered, tmp_path):
-    found = prepared("cafe\u0301", altered(lambda rules: rules.update(normalizer={"type": "NFC"})), tmp_path)
+def test_documents_that_a_normalizer_changes_are_counted_and_its_own_work_is_no_loss(
+    altered, tmp_path
+):
+    found = prepared(
+        "cafe\u0301", altered(lambda rules: rules.update(normalizer={"type": "NFC"})), tmp_path
+    )
     assert (found.counts.lost_bytes, found.counts.noted) == (0, {CHANGED: 1})
 
 
@@ -156,7 +189,9 @@ def test_where_tokens_are_not_the_bytes_of_the_text_the_loss_is_unknown(change, 
 # Length
 
 
-def test_truncation_and_padding_of_a_tokenizer_file_do_not_reach_documents(tokenizer_path, tmp_path):
+def test_truncation_and_padding_of_a_tokenizer_file_do_not_reach_documents(
+    tokenizer_path, tmp_path
+):
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=64)
@@ -175,7 +210,9 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_one_line(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({END_OF_TEXT: 0, "plain": 1}))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "words.json"))
-    with pytest.raises(InputError, match=r"words\.json: it cannot encode this text \(WordLevel error: Missing"):
+    with pytest.raises(
+        InputError, match=r"words\.json: it cannot encode this text \(WordLevel error: Missing"
+    ):
         prepared("plain words", tmp_path / "words.json", tmp_path)
     assert contents(tmp_path / "data").keys() == {"tokenizer.json"}
 
@@ -211,7 +248,9 @@ def test_an_unknown_token_that_is_not_there_is_one_line_of_both_engines(engine, 
 
 def test_ids_that_no_table_can_hold_are_refused(altered):
     path = altered(lambda rules: rules["model"]["vocab"].update({"far": 4_000_000_000}))
-    with pytest.raises(InputError, match=r"it has the id 4,000,000,000; ids must be below 16,777,216"):
+    with pytest.raises(
+        InputError, match=r"it has the id 4,000,000,000; ids must be below 16,777,216"
+    ):
         TokenizerFile(path)
 
 
@@ -219,7 +258,12 @@ def test_ids_that_no_table_can_hold_are_refused(altered):
 def test_a_vocabulary_that_no_table_can_hold_is_not_trained(vocab, texts, tmp_path, capsys):
     with pytest.raises(InputError, match=f"at most {LARGEST_VOCABULARY:,} entries are possible"):
         train_tokenizer(["some words"], vocab, tmp_path / "t.json")
-    assert run(["tokenizer", str(texts), "--vocab-size", str(vocab), "--out", str(tmp_path / "t.json")]) == 2
+    assert (
+        run(
+            ["tokenizer", str(texts), "--vocab-size", str(vocab), "--out", str(tmp_path / "t.json")]
+        )
+        == 2
+    )
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "t.json").exists()
 

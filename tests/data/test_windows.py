@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from tokencodes.data.sampler import PackedSampler, PaperSampler
-from tokencodes.data.windows import IGNORE, HeldOut, chained, held_out_windows, read_windows, window_digests
+from tokencodes.data.windows import (
+    IGNORE,
+    HeldOut,
+    chained,
+    held_out_windows,
+    read_windows,
+    window_digests,
+)
 from tokencodes.errors import InputError
 
 
@@ -16,7 +23,9 @@ def test_windows_are_the_tokens_that_the_sampler_named(dataset):
     indices = np.arange(40)
     places, ids = sampler.draw(indices), read_windows(shards, sampler, indices)
     assert ids.shape == (40, 17)
-    for row, shard, document, start in zip(ids, places.shard, places.document, places.start, strict=True):
+    for row, shard, document, start in zip(
+        ids, places.shard, places.document, places.start, strict=True
+    ):
         whole = list(shards[shard].ids())[document]
         assert row.tolist() == whole[start : start + 17].tolist()
         assert 0 not in row[:-1]  # the end of a document can only be the last token
@@ -29,16 +38,25 @@ def test_held_out_windows_are_frozen_disjoint_and_from_held_out_documents(datase
     everything = held_out_windows(dataset, 16, 10**6)
     held = {bytes(row[:16].tobytes()) for row in everything.ids_NT1}
     assert {bytes(row[:16].tobytes()) for row in one.ids_NT1} <= held
-    cuts = sum((int(length) - 1) // 16 for shard in dataset.shards("validation") for length in shard.lengths)
+    cuts = sum(
+        (int(length) - 1) // 16
+        for shard in dataset.shards("validation")
+        for length in shard.lengths
+    )
     assert everything.tokens == 16 * cuts
 
 
 def test_bits_a_byte_is_the_code_length_of_the_text_over_its_bytes(dataset):
     held_out = held_out_windows(dataset, 16, 10)
-    text = [dataset.tokenizer.tokenizer.decode(row[1:].tolist(), skip_special_tokens=True) for row in held_out.ids_NT1]
+    text = [
+        dataset.tokenizer.tokenizer.decode(row[1:].tolist(), skip_special_tokens=True)
+        for row in held_out.ids_NT1
+    ]
     assert held_out.text_bytes == sum(len(part.encode()) for part in text)
     uniform = np.log(dataset.vocab_size)
-    assert held_out.bits_per_byte(uniform) == pytest.approx(np.log2(dataset.vocab_size) * 160 / held_out.text_bytes)
+    assert held_out.bits_per_byte(uniform) == pytest.approx(
+        np.log2(dataset.vocab_size) * 160 / held_out.text_bytes
+    )
 
 
 def test_a_context_that_no_held_out_document_has_is_an_error(dataset):
@@ -66,14 +84,20 @@ def test_held_out_windows_are_every_documents_cuts_that_have_all_their_tokens(da
     found = held_out_windows(dataset, 16, 7)
     assert found.ids_NT1.tolist() == [cuts[number * len(cuts) // 7] for number in range(7)]
     sizes = dataset.tokenizer.bytes_per_token
-    assert found.text_bytes == sum(int(sizes[id]) for row in found.ids_NT1.tolist() for id in row[1:])
+    assert found.text_bytes == sum(
+        int(sizes[id]) for row in found.ids_NT1.tolist() for id in row[1:]
+    )
 
 
 def test_what_held_out_windows_tell_of_themselves():
     held_out = HeldOut(np.array([[1, 2, 3], [4, 5, 6]]), text_bytes=8)
     assert held_out.tokens == 4
-    assert held_out.sha256 == hashlib.sha256(b"".join(id.to_bytes(8, "little") for id in range(1, 7))).hexdigest()
-    assert held_out.bits_per_byte(2 * np.log(2.0)) == pytest.approx(1.0)  # 2 bits for each of 4 tokens, over 8 bytes
+    assert (
+        held_out.sha256
+        == hashlib.sha256(b"".join(id.to_bytes(8, "little") for id in range(1, 7))).hexdigest()
+    )
+    # 2 bits for each of 4 tokens, over 8 bytes
+    assert held_out.bits_per_byte(2 * np.log(2.0)) == pytest.approx(1.0)
 
 
 def test_a_short_window_is_filled_up_behind_its_tokens(dataset):

@@ -1,6 +1,8 @@
-"""Files of a dataset with valid JSON, or a valid array, and wrong contents: one line with the file, and nothing is believed.
+"""Files of a dataset with valid JSON, or a valid array, and wrong contents: one line with the file,
+and nothing is believed.
 
-All hashes are made to fit, so that only the contents are wrong: as a program with a fault, or an attacker, would write them.
+All hashes are made to fit, so that only the contents are wrong: as a program with a fault, or an
+attacker, would write them.
 """
 
 import hashlib
@@ -33,7 +35,9 @@ def copied(dataset, tmp_path) -> Path:
 
 
 def change(value: Any, dotted: str, new: Any) -> None:
-    """Puts another value at a place such as `sources.0.name`; takes it away if the new one is ABSENT."""
+    """Puts another value at a place such as `sources.0.name`; takes it away if the new one is
+    ABSENT.
+    """
     *path, last = [int(part) if part.isdigit() else part for part in dotted.split(".")]
     for part in path:
         value = value[part]
@@ -91,11 +95,15 @@ def test_a_manifest_with_a_wrong_field_names_the_field(dotted, new, copied):
     change(manifest, dotted, new)
     seal_again(copied, manifest)
     complaint = complaint_about(copied)
-    assert complaint.startswith(f"{copied}/manifest.json: {dotted if new is not None and new not in ([None], [{}]) else ''}")
+    assert complaint.startswith(
+        f"{copied}/manifest.json: {dotted if new is not None and new not in ([None], [{}]) else ''}"
+    )
     assert complaint.endswith("prepare the dataset anew")
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "null", "7", '{"format": "tokencodes-dataset", "version": 2}', "not JSON"])
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "null", "7", '{"format": "tokencodes-dataset", "version": 2}', "not JSON"]
+)
 def test_a_manifest_of_something_else_is_one_line_of_the_command(text, copied, capsys):
     (copied / "manifest.json").write_text(text)
     assert run(["inspect", str(copied)]) == 2
@@ -106,9 +114,18 @@ def test_a_manifest_of_something_else_is_one_line_of_the_command(text, copied, c
 
 @pytest.mark.parametrize(
     ("dotted", "new"),
-    [("input", ABSENT), ("input", None), ("settings", {}), ("seen", 7), ("counts.kept", "many"), ("split", {"lowest": "x"})],
+    [
+        ("input", ABSENT),
+        ("input", None),
+        ("settings", {}),
+        ("seen", 7),
+        ("counts.kept", "many"),
+        ("split", {"lowest": "x"}),
+    ],
 )
-def test_a_source_file_with_a_wrong_field_names_file_and_field(dotted, new, texts, tokenizer_path, copied):
+def test_a_source_file_with_a_wrong_field_names_file_and_field(
+    dotted, new, texts, tokenizer_path, copied
+):
     file = copied / "austen" / "source.json"
     value = json.loads(file.read_text())
     change(value, dotted, new)
@@ -127,14 +144,19 @@ def test_a_source_file_of_something_else_names_the_file(text, texts, tokenizer_p
 
 
 def replace_in_shard(folder: Path, name: str, write) -> Path:
-    """Writes a file of the first shard anew, and makes all hashes fit: checksums, manifest, fingerprint."""
+    """Writes a file of the first shard anew, and makes all hashes fit: checksums, manifest,
+    fingerprint.
+    """
     manifest = json.loads((folder / "manifest.json").read_text())
     source = manifest["sources"][0]
     entry = source["shards"][0]
     shard = folder / source["name"] / entry["path"]
     write(shard / name)
     if name != shards.CHECKSUMS:
-        sums = {part: shards.block_sums(shard / part) for part in (shards.TOKENS, shards.OFFSETS, shards.DOCUMENTS)}
+        sums = {
+            part: shards.block_sums(shard / part)
+            for part in (shards.TOKENS, shards.OFFSETS, shards.DOCUMENTS)
+        }
         (shard / shards.CHECKSUMS).write_text(json.dumps(sums))
     entry["checksums_sha256"] = hashlib.sha256((shard / shards.CHECKSUMS).read_bytes()).hexdigest()
     seal_again(folder, manifest)
@@ -143,7 +165,14 @@ def replace_in_shard(folder: Path, name: str, write) -> Path:
 
 @pytest.mark.parametrize(
     "text",
-    ["{}", "[]", "null", "not JSON", '{"tokens.npy": [], "offsets.npy": [], "documents.parquet": [1]}', '{"tokens.npy": null}'],
+    [
+        "{}",
+        "[]",
+        "null",
+        "not JSON",
+        '{"tokens.npy": [], "offsets.npy": [], "documents.parquet": [1]}',
+        '{"tokens.npy": null}',
+    ],
 )
 def test_checksums_of_something_else_name_the_file(text, copied):
     file = replace_in_shard(copied, shards.CHECKSUMS, lambda path: path.write_text(text))
@@ -165,7 +194,9 @@ class Bomb:
 def npy_header(text: str):
     """An .npy file with this header and eight bytes after it."""
     header = text.encode().ljust(117) + b"\n"
-    return lambda path: path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8))
+    return lambda path: path.write_bytes(
+        b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
+    )
 
 
 ODD_ARRAYS = {
@@ -178,11 +209,15 @@ ODD_ARRAYS = {
     "a pickle": lambda path: path.write_bytes(pickle.dumps(Bomb())),
     "a header that is no header": npy_header("{'descr': '<i8', 'fortran_order': False, 'shape': "),
     "a header of names": npy_header("{'descr': open, 'fortran_order': False, 'shape': (1,)}"),
-    "a shape beyond memory": npy_header("{'descr': '<i8', 'fortran_order': False, 'shape': (9000000000000000000,)}"),
+    "a shape beyond memory": npy_header(
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (9000000000000000000,)}"
+    ),
     "a shape beyond numbers": npy_header(
         "{'descr': '<i8', 'fortran_order': False, 'shape': (10**40,)}".replace("10**40", "9" * 40)
     ),
-    "a shape that wraps around": npy_header("{'descr': '<i8', 'fortran_order': False, 'shape': (2305843009213693952,)}"),
+    "a shape that wraps around": npy_header(
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (2305843009213693952,)}"
+    ),
     "a negative shape": npy_header("{'descr': '<i8', 'fortran_order': False, 'shape': (-1,)}"),
     "garbage": lambda path: path.write_bytes(bytes(range(256)) * 4),
 }
@@ -190,7 +225,9 @@ ODD_ARRAYS = {
 
 @pytest.mark.parametrize("name", [shards.TOKENS, shards.OFFSETS])
 @pytest.mark.parametrize("kind", ODD_ARRAYS)
-def test_an_array_of_something_else_names_the_file_and_runs_nothing(name, kind, copied, monkeypatch):
+def test_an_array_of_something_else_names_the_file_and_runs_nothing(
+    name, kind, copied, monkeypatch
+):
     monkeypatch.chdir(copied)
     file = replace_in_shard(copied, name, ODD_ARRAYS[kind])
     assert complaint_about(copied).startswith(f"{file}: ")
@@ -202,7 +239,10 @@ def test_offsets_that_do_not_ascend_name_the_file(copied):
     offsets = np.array(shard.offsets)
     offsets[1:3] = offsets[[2, 1]]
     file = replace_in_shard(copied, shards.OFFSETS, saved(offsets))
-    assert complaint_about(copied) == f"{file}: the ends of the documents do not ascend; prepare the dataset anew"
+    assert (
+        complaint_about(copied)
+        == f"{file}: the ends of the documents do not ascend; prepare the dataset anew"
+    )
 
 
 @pytest.mark.parametrize("table", [{"id": ["a"], "source": ["b"]}, {"id": ["a"]}, None])
@@ -222,4 +262,7 @@ def test_a_damaged_block_is_told_once(copied):
     file.write_bytes(data)
     with pytest.raises(InputError) as caught:
         list(Dataset(copied).own_shards[0].ids())
-    assert str(caught.value) == (f"{file}: damaged in bytes 0 to 1,048,576; take a new copy or prepare the dataset anew")
+    assert (
+        str(caught.value)
+        == f"{file}: damaged in bytes 0 to 1,048,576; take a new copy or prepare the dataset anew"
+    )

@@ -1,4 +1,6 @@
-"""Tiny models of several families, texts over their tokenizer, and tiny trained runs with an evaluation each."""
+"""Tiny models of several families, texts over their tokenizer, and tiny trained runs with an
+evaluation each.
+"""
 
 import json
 
@@ -6,7 +8,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from tests.conftest import VOCAB, tiny_study
 from tokencodes.evaluate.evaluation import Asking, evaluate
@@ -17,7 +26,12 @@ from tokencodes.train.metrics import Silent
 from tokencodes.train.run import train
 
 SUITE = "arc_easy,winogrande,mmlu_5,commonsense_qa,lambada,wikitext"
-SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
 
 
 def tiny(kind, **told):
@@ -25,7 +39,14 @@ def tiny(kind, **told):
     torch.manual_seed(0)
     if kind == "gpt2":
         model = GPT2LMHeadModel(
-            GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.2)
+            GPT2Config(
+                vocab_size=VOCAB,
+                n_embd=32,
+                n_layer=3,
+                n_head=4,
+                n_positions=128,
+                initializer_range=0.2,
+            )
         )
     elif kind == "mistral":
         config = MistralConfig(
@@ -39,7 +60,12 @@ def tiny(kind, **told):
         model = MistralForCausalLM(config)
     else:
         config = LlamaConfig(
-            vocab_size=VOCAB, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, **SHAPE, **told
+            vocab_size=VOCAB,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            initializer_range=0.2,
+            **SHAPE,
+            **told,
         )
         model = LlamaForCausalLM(config)
     return model.eval()
@@ -80,7 +106,13 @@ def beginning_path(holey_path, tmp_path_factory):
 def runs(dataset, tmp_path_factory):
     """Two arms with a context that some prompts do not fit."""
     folder = tmp_path_factory.mktemp("runs")
-    shape = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "context_length": 96}
+    shape = {
+        "hidden_size": 36,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "context_length": 96,
+    }
     study = tiny_study(dataset.path, model=shape, budget={"tokens": 8 * 4 * 96})
     for arm in ("learned", "binary"):
         for seed in (1, 2):
@@ -94,6 +126,8 @@ def evaluated(runs, real_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluated")
     for path in sorted(runs.glob("*/*")):
         subject = open_evaluated(str(path), None, "cpu", "float32")
-        asking = Asking(benchmarks(SUITE), real_data / "eval", 96, subject.texts.prefix, documents=4)
+        asking = Asking(
+            benchmarks(SUITE), real_data / "eval", 96, subject.texts.prefix, documents=4
+        )
         evaluate(subject, asking, folder / path.parent.name / path.name)
     return folder

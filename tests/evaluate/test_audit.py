@@ -12,7 +12,9 @@ from tokencodes.train.settings import read_study
 
 def test_the_paper_suites_counts_are_the_papers(real_data):
     texts = open_texts(real_data / "tokenizer" / "smollm2.json")
-    found, sha256 = audit(Asking(benchmarks("paper"), real_data / "eval", 2048, texts.prefix), texts)
+    found, sha256 = audit(
+        Asking(benchmarks("paper"), real_data / "eval", 2048, texts.prefix), texts
+    )
     counts = {one.name: (one.requests, one.truncated) for one in [*found, multiple_choice(found)]}
     assert counts["multiple choice without MMLU"] == (68_671, 0)
     assert (counts["mmlu_0"], counts["mmlu_5"]) == ((56_168, 0), (56_168, 1_508))
@@ -21,7 +23,13 @@ def test_the_paper_suites_counts_are_the_papers(real_data):
 
 
 def test_every_file_of_rows_is_bound_to_a_hash():
-    named = {name for suite in SUITES.values() for one in suite for name in (one.rows, one.examples) if name}
+    named = {
+        name
+        for suite in SUITES.values()
+        for one in suite
+        for name in (one.rows, one.examples)
+        if name
+    }
     assert named == {*SHA256, "embedded"}
 
 
@@ -34,7 +42,9 @@ def test_the_embedded_text_is_held_out_by_the_presets_that_train_on_it():
 
 
 def test_every_benchmark_reports_its_endpoint(real_data):
-    for task in make_tasks(list({one.recipe: one for one in BENCHMARKS.values()}.values()), real_data / "eval"):
+    for task in make_tasks(
+        list({one.recipe: one for one in BENCHMARKS.values()}.values()), real_data / "eval"
+    ):
         metrics = set(task.task._metric_fn_list)
         assert task.benchmark.endpoint in metrics, task.name
 

@@ -26,30 +26,59 @@ from tokencodes.evaluate.suites import MULTIPLE_CHOICE
 def asked(dropped=0, lost=0, prefix=None, begin=0):
     ids = np.array([5, 6, 7, 8], dtype=np.uint32)
     return Request(
-        Asked("mmlu_0/law", 3, 1), ids[:1], ids[1:], dropped, lost, prefix, "a" * 64, "b" * 64, ("one", "two"), begin
+        Asked("mmlu_0/law", 3, 1),
+        ids[:1],
+        ids[1:],
+        dropped,
+        lost,
+        prefix,
+        "a" * 64,
+        "b" * 64,
+        ("one", "two"),
+        begin,
     )
 
 
 def test_a_record_has_what_was_read_and_what_was_answered():
     score = Score(np.array([-0.1, -2.5, -1e-9], dtype=np.float32), True)
     found = record_of(asked(dropped=2, lost=1, prefix=0, begin=1), score, "torch.float32")
-    assert (found.task, found.document, found.part, found.kind) == ("mmlu_0/law", 3, 1, "loglikelihood")
-    assert (found.tokens, found.scored, found.dropped, found.lost_bytes, found.prefix) == (4, (6, 7, 8), 2, 1, 0)
+    assert (found.task, found.document, found.part, found.kind) == (
+        "mmlu_0/law",
+        3,
+        1,
+        "loglikelihood",
+    )
+    assert (found.tokens, found.scored, found.dropped, found.lost_bytes, found.prefix) == (
+        4,
+        (6, 7, 8),
+        2,
+        1,
+        0,
+    )
     assert found.begin == 1
     assert (found.context_sha256, found.continuation_sha256) == ("a" * 64, "b" * 64)
     assert found.read_sha256 == asked().read_sha256 and found.benchmark == "mmlu_0"
-    assert (found.log_probs, found.greedy, found.dtype) == ((-0.1, -2.5, -1e-9), True, "torch.float32")
+    assert (found.log_probs, found.greedy, found.dtype) == (
+        (-0.1, -2.5, -1e-9),
+        True,
+        "torch.float32",
+    )
     assert np.array_equal(np.array(found.log_probs, dtype=np.float32), score.log_probs)
 
 
 def test_an_audit_has_no_answers_on_record():
     found = record_of(asked())
-    assert found.log_probs is None and not {"log_probs", "greedy", "dtype"} & found.model_dump(exclude_unset=True).keys()
+    assert (
+        found.log_probs is None
+        and not {"log_probs", "greedy", "dtype"} & found.model_dump(exclude_unset=True).keys()
+    )
 
 
 def records():
     """Two documents of a benchmark with two choices each; one document of another."""
-    law = [request(choices("mmlu_0/law", number, True), part) for number in (0, 1) for part in (0, 1)]
+    law = [
+        request(choices("mmlu_0/law", number, True), part) for number in (0, 1) for part in (0, 1)
+    ]
     art = [request(choices("mmlu_0/art", 0, True), part) for part in (0, 1)]
     return [*law, *art, request(choices("piqa", 4, True))]
 
@@ -63,11 +92,28 @@ def test_counts_are_sums_over_the_requests_of_a_benchmark():
         {"lost_bytes": 5, "scored": (1,)},
         {"tokens": 11},
     ]
-    told[:5] = [record.model_copy(update=change) for record, change in zip(told[:5], changes, strict=True)]
+    told[:5] = [
+        record.model_copy(update=change) for record, change in zip(told[:5], changes, strict=True)
+    ]
     mmlu, piqa = counts(told)
-    expected = {"name": "mmlu_0", "documents": 3, "requests": 6, "truncated": 2, "dropped": 4, "tokens": 56, "scored": 11}
+    expected = {
+        "name": "mmlu_0",
+        "documents": 3,
+        "requests": 6,
+        "truncated": 2,
+        "dropped": 4,
+        "tokens": 56,
+        "scored": 11,
+    }
     assert mmlu.model_dump() == {**expected, "lost": 7, "prefixed": 1}
-    assert (piqa.name, piqa.documents, piqa.requests, piqa.truncated, piqa.lost, piqa.prefixed) == ("piqa", 1, 1, 0, 0, 0)
+    assert (piqa.name, piqa.documents, piqa.requests, piqa.truncated, piqa.lost, piqa.prefixed) == (
+        "piqa",
+        1,
+        1,
+        0,
+        0,
+        0,
+    )
 
 
 def test_bytes_that_cannot_be_told_of_one_request_are_not_told_of_the_benchmark():
@@ -84,12 +130,33 @@ def test_a_context_that_lost_one_token_is_truncated():
 
 
 def every_choice(**changes):
-    numbers = {"documents": 1, "requests": 2, "truncated": 3, "dropped": 4, "tokens": 5, "scored": 6, "lost": 7, "prefixed": 8}
-    return [Count(name=one.name, **{**numbers, **changes.get(one.name, {})}) for one in MULTIPLE_CHOICE]
+    numbers = {
+        "documents": 1,
+        "requests": 2,
+        "truncated": 3,
+        "dropped": 4,
+        "tokens": 5,
+        "scored": 6,
+        "lost": 7,
+        "prefixed": 8,
+    }
+    return [
+        Count(name=one.name, **{**numbers, **changes.get(one.name, {})}) for one in MULTIPLE_CHOICE
+    ]
 
 
 def test_the_papers_line_is_the_sum_of_its_seven_benchmarks():
-    extra = Count(name="lambada", documents=9, requests=9, truncated=9, dropped=9, tokens=9, scored=9, lost=9, prefixed=9)
+    extra = Count(
+        name="lambada",
+        documents=9,
+        requests=9,
+        truncated=9,
+        dropped=9,
+        tokens=9,
+        scored=9,
+        lost=9,
+        prefixed=9,
+    )
     found = multiple_choice([extra, *every_choice()])
     assert found.name == "multiple choice without MMLU" and len(MULTIPLE_CHOICE) == 7
     assert [*found.model_dump().values()][1:] == [7 * value for value in range(1, 9)]
@@ -101,10 +168,18 @@ def test_the_papers_line_is_the_sum_of_its_seven_benchmarks():
 def test_the_order_of_requests_does_not_matter_but_their_number_does():
     told = records()
     one, other = multiset(told), multiset([*told[::-1], told[0]])
-    assert difference(one, multiset(told[::-1])) is None and multiset_sha256(one) == multiset_sha256(multiset(told[::-1]))
+    assert difference(one, multiset(told[::-1])) is None and multiset_sha256(
+        one
+    ) == multiset_sha256(multiset(told[::-1]))
     assert multiset_sha256(one) != multiset_sha256(other) and max(other.values()) == 2
-    assert difference(one, other) == "1 only in the second (mmlu_0 1; such as mmlu_0/law, document 0, part 0)"
-    assert difference(other, one) == "1 only in the first (mmlu_0 1; such as mmlu_0/law, document 0, part 0)"
+    assert (
+        difference(one, other)
+        == "1 only in the second (mmlu_0 1; such as mmlu_0/law, document 0, part 0)"
+    )
+    assert (
+        difference(other, one)
+        == "1 only in the first (mmlu_0 1; such as mmlu_0/law, document 0, part 0)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,14 +190,27 @@ def test_the_order_of_requests_does_not_matter_but_their_number_does():
 def test_what_makes_two_requests_the_same(change):
     told = records()
     other = [told[0].model_copy(update=change), *told[1:]]
-    assert multiset(told) != multiset(other) and multiset_sha256(multiset(told)) != multiset_sha256(multiset(other))
-    answered = [told[0].model_copy(update={"log_probs": (-9.0, -9.0), "dtype": "torch.bfloat16"}), *told[1:]]
+    assert multiset(told) != multiset(other) and multiset_sha256(multiset(told)) != multiset_sha256(
+        multiset(other)
+    )
+    answered = [
+        told[0].model_copy(update={"log_probs": (-9.0, -9.0), "dtype": "torch.bfloat16"}),
+        *told[1:],
+    ]
     assert multiset(told) == multiset(answered)
 
 
 def test_the_hash_is_over_the_sorted_requests_and_how_often_each_stands():
     told = records()[:1] * 2
-    key = ["mmlu_0/law", 0, 0, told[0].context_sha256, told[0].continuation_sha256, told[0].read_sha256, 2]
+    key = [
+        "mmlu_0/law",
+        0,
+        0,
+        told[0].context_sha256,
+        told[0].continuation_sha256,
+        told[0].read_sha256,
+        2,
+    ]
     assert multiset_sha256(multiset(told)) == hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
 
@@ -133,8 +221,8 @@ def test_a_difference_names_the_four_benchmarks_with_most_and_the_first_request(
         for number in range(size)
     ]
     found = difference(multiset(told), multiset([request(choices("f", 7, True), 2)]))
-    assert found == (
-        "15 only in the first (b 5, c 4, d 3, e 2; such as a, document 0, part 0); "
+    assert (
+        found == "15 only in the first (b 5, c 4, d 3, e 2; such as a, document 0, part 0); "
         "1 only in the second (f 1; such as f, document 7, part 2)"
     )
 
@@ -144,7 +232,8 @@ def test_a_benchmark_has_a_title_or_its_own_name():
 
 
 @pytest.mark.parametrize(
-    "change", [{"document": -1}, {"tokens": -1}, {"dropped": -1}, {"scored": (-1,)}, {"read_sha256": "ab"}]
+    "change",
+    [{"document": -1}, {"tokens": -1}, {"dropped": -1}, {"scored": (-1,)}, {"read_sha256": "ab"}],
 )
 def test_a_record_refuses_what_cannot_be(change):
     whole = records()[0].model_dump()

@@ -1,4 +1,6 @@
-"""Two evaluations of tiny trained runs against each other: what is refused, what is left out, and what is said."""
+"""Two evaluations of tiny trained runs against each other: what is refused, what is left out, and
+what is said.
+"""
 
 import json
 import math
@@ -21,8 +23,12 @@ from tokencodes.report.contrasts import write_contrast
 
 
 def test_two_evaluations_are_contrasted_and_seeds_are_paired(evaluated, tmp_path):
-    single = compared(sides(evaluated / "learned" / "seed-1", evaluated / "binary" / "seed-1"), 0.01, 0.005)
-    assert single["level"] == "these checkpoints" and {one["benchmark"] for one in single["contrasts"]} >= {
+    single = compared(
+        sides(evaluated / "learned" / "seed-1", evaluated / "binary" / "seed-1"), 0.01, 0.005
+    )
+    assert single["level"] == "these checkpoints" and {
+        one["benchmark"] for one in single["contrasts"]
+    } >= {
         "lambada",
         "wikitext",
     }
@@ -35,19 +41,42 @@ def test_two_evaluations_are_contrasted_and_seeds_are_paired(evaluated, tmp_path
         page = write_contrast(told, tmp_path / name).read_text()
         assert not [part for part in ('src="http', 'href="http', "url(http") if part in page]
         assert "<svg" in page
-        assert (tmp_path / name / "contrast.csv").read_text().count("\n") == len(told["contrasts"]) + 1
+        assert (tmp_path / name / "contrast.csv").read_text().count("\n") == len(
+            told["contrasts"]
+        ) + 1
 
 
 NOT_TOLD = (
-    "these documents do not tell these checkpoints apart (+1.00 points; a difference of 2.00 points would be detected with a "
-    "power of 80 %)"
+    "these documents do not tell these checkpoints apart (+1.00 points; a difference of 2.00 points"
+    " would be detected with a power of 80 %)"
 )
 
 
 def contrast_of(endpoint=True, adjusted=0.5, equivalence=0.5, each=(), **told):
-    told = {"estimate": 0.01, "error": 0.004, "low": 0.002, "high": 0.018, "p": 0.01, "documents": 9, "clusters": 9} | told
+    told = {
+        "estimate": 0.01,
+        "error": 0.004,
+        "low": 0.002,
+        "high": 0.018,
+        "p": 0.01,
+        "documents": 9,
+        "clusters": 9,
+    } | told
     difference = Difference(identical=told.pop("identical", False), **told)
-    return Contrast("piqa", "acc", endpoint, 0.5, 0.51, difference, each, None, 0.01, equivalence, adjusted, 0.02)
+    return Contrast(
+        "piqa",
+        "acc",
+        endpoint,
+        0.5,
+        0.51,
+        difference,
+        each,
+        None,
+        0.01,
+        equivalence,
+        adjusted,
+        0.02,
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,19 +84,30 @@ def contrast_of(endpoint=True, adjusted=0.5, equivalence=0.5, each=(), **told):
     [
         (contrast_of(adjusted=0.01), "these checkpoints differ: b is better (+1.00 points)"),
         (contrast_of(adjusted=0.01, low=-0.001), NOT_TOLD),
-        (contrast_of(equivalence=0.01), "these checkpoints differ by less than the margin of 1.00 points (+1.00 points)"),
+        (
+            contrast_of(equivalence=0.01),
+            "these checkpoints differ by less than the margin of 1.00 points (+1.00 points)",
+        ),
         (contrast_of(), NOT_TOLD),
         (contrast_of(each=(0.01, 0.01)), "2 run seeds do not tell these checkpoints apart"),
-        (contrast_of(error=0.0, low=math.nan, high=math.nan), "all differences are equal (+1.00 points), so no error can"),
+        (
+            contrast_of(error=0.0, low=math.nan, high=math.nan),
+            "all differences are equal (+1.00 points), so no error can",
+        ),
         (contrast_of(identical=True, error=0.0), "the same value on every document"),
-        (contrast_of(endpoint=False, adjusted=0.01), "not declared before: these checkpoints differ"),
+        (
+            contrast_of(endpoint=False, adjusted=0.01),
+            "not declared before: these checkpoints differ",
+        ),
     ],
 )
 def test_no_more_is_said_than_was_shown(found, said):
     assert verdict(found, "a", "b", "checkpoints").startswith(said)
 
 
-def test_the_same_weights_another_dtype_or_checkpoints_for_seeds_are_not_contrasted(evaluated, tmp_path):
+def test_the_same_weights_another_dtype_or_checkpoints_for_seeds_are_not_contrasted(
+    evaluated, tmp_path
+):
     one = open_evaluation(evaluated / "learned" / "seed-1")
     with pytest.raises(InputError, match="evaluations of the same weights"):
         contrast(one, one)
@@ -75,10 +115,14 @@ def test_the_same_weights_another_dtype_or_checkpoints_for_seeds_are_not_contras
         shutil.copytree(evaluated / "learned", tmp_path / name / "learned")
         file = tmp_path / name / "learned" / "seed-2" / "evaluation.json"
         told = json.loads(file.read_text())
-        first = json.loads((evaluated / "learned" / "seed-1" / "evaluation.json").read_text())["identity"]
+        first = json.loads((evaluated / "learned" / "seed-1" / "evaluation.json").read_text())[
+            "identity"
+        ]
         told["identity"] |= change or {"weights_sha256": first["weights_sha256"]}
         file.write_text(json.dumps(told))
-    with pytest.raises(InputError, match="seed-2 in bfloat16: rounding would pass for a difference"):
+    with pytest.raises(
+        InputError, match="seed-2 in bfloat16: rounding would pass for a difference"
+    ):
         compared(sides(evaluated / "binary" / "seed-2", tmp_path / "dtype" / "learned" / "seed-2"))
     for name, said in (("step", "not checkpoints of a run"), ("weights", "so no seed of its own")):
         with pytest.raises(InputError, match=said):
@@ -91,28 +135,58 @@ def test_other_recipes_are_not_put_down_to_the_interface(evaluated):
     assert told["level"] == "these interfaces, over 2 run seeds, of which recipes differ too"
 
 
-def test_other_requests_are_not_contrasted_and_it_is_said_which(evaluated, runs, real_data, tmp_path):
+def test_other_requests_are_not_contrasted_and_it_is_said_which(
+    evaluated, runs, real_data, tmp_path
+):
     subject = open_evaluated(str(runs / "learned" / "seed-1"), None, "cpu", "float32")
-    evaluate(subject, Asking(benchmarks("lambada"), real_data / "eval", 90, subject.texts.prefix, documents=4), tmp_path / "a")
-    evaluate(subject, Asking(benchmarks("lambada"), real_data / "eval", 60, subject.texts.prefix, documents=4), tmp_path / "b")
-    with pytest.raises(InputError, match=r"did not ask the same: \d only in the first \(lambada \d; such as lambada, document"):
+    evaluate(
+        subject,
+        Asking(benchmarks("lambada"), real_data / "eval", 90, subject.texts.prefix, documents=4),
+        tmp_path / "a",
+    )
+    evaluate(
+        subject,
+        Asking(benchmarks("lambada"), real_data / "eval", 60, subject.texts.prefix, documents=4),
+        tmp_path / "b",
+    )
+    with pytest.raises(
+        InputError,
+        match=r"did not ask the same: \d only in the first \(lambada \d; such as lambada, document",
+    ):
         compared(sides(tmp_path / "a", tmp_path / "b"), 0.01, 0.005)
     records = list(read_requests(tmp_path / "a"))
     assert difference(multiset(records), multiset(records[::-1])) is None
     assert "1 only in the second" in difference(multiset(records), multiset([*records, records[0]]))
 
 
-def test_a_contrast_says_what_it_left_out_and_takes_no_margin_for_points(evaluated, tmp_path, capsys):
-    asked = ["contrast", str(evaluated / "learned" / "seed-1"), str(evaluated / "binary" / "seed-1")]
+def test_a_contrast_says_what_it_left_out_and_takes_no_margin_for_points(
+    evaluated, tmp_path, capsys
+):
+    asked = [
+        "contrast",
+        str(evaluated / "learned" / "seed-1"),
+        str(evaluated / "binary" / "seed-1"),
+    ]
     for margin in ("1", "nan", "inf", "-0.1"):
         assert command([*asked, "--margin", margin]) == 2
         assert "between 0 and 0.5; 0.01 is one point" in capsys.readouterr().err
     assert command([*asked, "--out", str(evaluated / "learned")]) == 2
     assert "neither empty nor of this command" in capsys.readouterr().err
     assert command([*asked, "--out", str(tmp_path / "out")]) == 0
-    page, table = (tmp_path / "out" / "contrast.html").read_text(), (tmp_path / "out" / "contrast.md").read_text()
-    assert "Margins: 1 points, 0.005 bits per byte" in page and "bits per byte" in (tmp_path / "out" / "forest.svg").read_text()
-    assert "documents (clusters)" in page and "| 4 (4) |" in table and "says" in table and "says</th>" not in page
+    page, table = (
+        (tmp_path / "out" / "contrast.html").read_text(),
+        (tmp_path / "out" / "contrast.md").read_text(),
+    )
+    assert (
+        "Margins: 1 points, 0.005 bits per byte" in page
+        and "bits per byte" in (tmp_path / "out" / "forest.svg").read_text()
+    )
+    assert (
+        "documents (clusters)" in page
+        and "| 4 (4) |" in table
+        and "says" in table
+        and "says</th>" not in page
+    )
     assert "learned/seed-1" in page and "float32" in page
 
 
@@ -120,7 +194,9 @@ def test_one_cluster_gives_no_error_and_that_is_said(runs, real_data, tmp_path):
     for arm in ("learned", "binary"):
         subject = open_evaluated(str(runs / arm / "seed-1"), None, "cpu", "float32")
         for suite, name in (("lambada", "one"), ("lambada,winogrande", "two")):
-            asking = Asking(benchmarks(suite), real_data / "eval", 96, subject.texts.prefix, documents=1)
+            asking = Asking(
+                benchmarks(suite), real_data / "eval", 96, subject.texts.prefix, documents=1
+            )
             evaluate(subject, asking, tmp_path / name / arm)
     with pytest.raises(InputError, match="one cluster of documents in each benchmark"):
         compared(sides(tmp_path / "one" / "learned", tmp_path / "one" / "binary"))

@@ -9,7 +9,15 @@ from scipy import stats
 from tests.made_evaluations import choices, completion, page, request, write_made, write_run
 from tokencodes.cli import run as command
 from tokencodes.errors import InputError
-from tokencodes.evaluate.contrast import Contrast, adjusted, compared, contrast, metrics_of, over_seeds, require_same
+from tokencodes.evaluate.contrast import (
+    Contrast,
+    adjusted,
+    compared,
+    contrast,
+    metrics_of,
+    over_seeds,
+    require_same,
+)
 from tokencodes.evaluate.paired import Difference, holm, mcnemar, mean_difference, ratio_difference
 from tokencodes.evaluate.pairs import open_evaluation, sides
 from tokencodes.files import read_json
@@ -30,12 +38,19 @@ def lambada(right, nats):
 
 
 BASE = [*piqa((0, 1, 2), (0, 1)), *pages([60.0, 70.0, 81.0]), *lambada((1,), [3.0, 2.0, 4.0, 2.5])]
-OTHER = [*piqa((0, 3, 4, 5, 6, 8), (4, 5, 6)), *pages([50.0, 59.5, 70.0]), *lambada((1, 2, 3), [2.0, 2.5, 3.0, 2.0])]
+OTHER = [
+    *piqa((0, 3, 4, 5, 6, 8), (4, 5, 6)),
+    *pages([50.0, 59.5, 70.0]),
+    *lambada((1, 2, 3), [2.0, 2.5, 3.0, 2.0]),
+]
 
 
 @pytest.fixture
 def pair(tmp_path):
-    return tuple(open_evaluation(write_made(tmp_path / name, told)) for name, told in (("base", BASE), ("other", OTHER)))
+    return tuple(
+        open_evaluation(write_made(tmp_path / name, told))
+        for name, told in (("base", BASE), ("other", OTHER))
+    )
 
 
 def by_metric(contrasts):
@@ -45,7 +60,9 @@ def by_metric(contrasts):
 def test_metrics_are_the_values_of_the_documents(pair):
     found = metrics_of(pair[0], "piqa")
     assert found["acc"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0] and found["acc_norm"].sum() == 2
-    assert metrics_of(pair[0], "wikitext")["bits_per_byte"] == pytest.approx(np.array([60.0, 70.0, 81.0]) / math.log(2))
+    assert metrics_of(pair[0], "wikitext")["bits_per_byte"] == pytest.approx(
+        np.array([60.0, 70.0, 81.0]) / math.log(2)
+    )
     assert metrics_of(pair[0], "lambada")["nats"].tolist() == [3.0, 2.0, 4.0, 2.5]
 
 
@@ -67,24 +84,39 @@ def test_a_contrast_is_other_minus_base_over_the_same_clusters(pair):
         (("lambada", "nats"), [-1.0, 0.5, -1.0, -0.5], own),
     ):
         assert found[key].difference == mean_difference(np.array(values, dtype=float), clusters)
-    bits = (np.array([50.0, 59.5, 70.0]) / math.log(2)) - (np.array([60.0, 70.0, 81.0]) / math.log(2))
-    assert found["wikitext", "bits_per_byte"].difference == ratio_difference(bits, np.array([50.0, 60.0, 70.0]), own[:3])
+    bits = (np.array([50.0, 59.5, 70.0]) / math.log(2)) - (
+        np.array([60.0, 70.0, 81.0]) / math.log(2)
+    )
+    assert found["wikitext", "bits_per_byte"].difference == ratio_difference(
+        bits, np.array([50.0, 60.0, 70.0]), own[:3]
+    )
 
 
 def test_a_contrast_has_the_means_of_both_sides(pair):
     found = by_metric(contrast(*pair))
     assert (found["piqa", "acc"].base, found["piqa", "acc"].other) == (0.3, 0.6)
-    assert (found["piqa", "acc_norm"].base, found["piqa", "acc_norm"].other) == (0.2, pytest.approx(0.3))
+    assert (found["piqa", "acc_norm"].base, found["piqa", "acc_norm"].other) == (
+        0.2,
+        pytest.approx(0.3),
+    )
     assert (found["lambada", "nats"].base, found["lambada", "nats"].other) == (2.875, 2.375)
     bits = found["wikitext", "bits_per_byte"]
-    assert (bits.base, bits.other) == pytest.approx((211 / 180 / math.log(2), 179.5 / 180 / math.log(2)))
+    assert (bits.base, bits.other) == pytest.approx(
+        (211 / 180 / math.log(2), 179.5 / 180 / math.log(2))
+    )
 
 
 def test_accuracies_alone_have_mcnemars_test(pair):
     found = by_metric(contrast(*pair))
     right = [np.isin(np.arange(10), some) for some in ((0, 1, 2), (0, 3, 4, 5, 6, 8))]
-    assert found["piqa", "acc"].mcnemar == mcnemar(*right) and found["piqa", "acc"].mcnemar.only_other == 5
-    assert found["piqa", "acc_norm"].mcnemar is not None and found["lambada", "acc"].mcnemar is not None
+    assert (
+        found["piqa", "acc"].mcnemar == mcnemar(*right)
+        and found["piqa", "acc"].mcnemar.only_other == 5
+    )
+    assert (
+        found["piqa", "acc_norm"].mcnemar is not None
+        and found["lambada", "acc"].mcnemar is not None
+    )
     assert found["lambada", "nats"].mcnemar is None is found["wikitext", "bits_per_byte"].mcnemar
     assert all(one.differences == () for one in found.values())
 
@@ -92,25 +124,39 @@ def test_accuracies_alone_have_mcnemars_test(pair):
 @pytest.mark.parametrize(("margin", "margin_bits"), [(0.1, 0.3), (0.2, 0.05)])
 def test_accuracies_have_one_margin_and_bits_per_byte_another(pair, margin, margin_bits):
     found = by_metric(contrast(*pair, margin, margin_bits))
-    margins = {("piqa", "acc"): margin, ("wikitext", "bits_per_byte"): margin_bits, ("lambada", "acc"): margin}
+    margins = {
+        ("piqa", "acc"): margin,
+        ("wikitext", "bits_per_byte"): margin_bits,
+        ("lambada", "acc"): margin,
+    }
     assert {key: found[key].margin for key in margins} == margins
     raw = [found[key].difference.equivalence_p(value) for key, value in margins.items()]
     assert [found[key].equivalence for key in margins] == pytest.approx(holm(raw), rel=1e-12)
-    assert found["piqa", "acc_norm"].equivalence == found["piqa", "acc_norm"].difference.equivalence_p(margin)
+    assert found["piqa", "acc_norm"].equivalence == found[
+        "piqa", "acc_norm"
+    ].difference.equivalence_p(margin)
     assert math.isnan(found["lambada", "nats"].equivalence)
 
 
 def test_margins_are_one_point_and_five_thousandths_of_a_bit_unless_declared_otherwise(pair):
     found = by_metric(contrast(*pair))
-    assert found["piqa", "acc"].margin == 0.01 and found["wikitext", "bits_per_byte"].margin == 0.005
+    assert (
+        found["piqa", "acc"].margin == 0.01 and found["wikitext", "bits_per_byte"].margin == 0.005
+    )
     assert compared([pair])["margins"] == {"accuracy": 0.01, "bits_per_byte": 0.005}
 
 
 def test_a_margin_in_bits_decides_over_equivalence_in_bits_per_byte(tmp_path, capsys):
     nats = [60.0 + n for n in range(12)]
     write_made(tmp_path / "a", pages(nats))
-    write_made(tmp_path / "b", pages([value + 0.1 + 0.01 * (n % 3) for n, value in enumerate(nats)]))
-    for told, equal in ((["--margin-bits", "0.01"], True), (["--margin-bits", "0.0005"], False), (["--margin", "0.4"], True)):
+    write_made(
+        tmp_path / "b", pages([value + 0.1 + 0.01 * (n % 3) for n, value in enumerate(nats)])
+    )
+    for told, equal in (
+        (["--margin-bits", "0.01"], True),
+        (["--margin-bits", "0.0005"], False),
+        (["--margin", "0.4"], True),
+    ):
         assert command(["contrast", str(tmp_path / "b"), str(tmp_path / "a"), *told, "--json"]) == 0
         said = capsys.readouterr().out
         assert ('"equivalence": 1.0' in said or '"equivalence": 0.9' in said) is not equal
@@ -133,9 +179,15 @@ def test_endpoints_are_adjusted_by_holm_and_the_rest_by_benjamini_and_hochberg()
 
 def test_a_metric_without_a_margin_takes_no_part_in_the_adjustment_of_equivalence():
     found = adjusted(
-        [made(0.01, equivalence=0.01), made(0.2, equivalence=math.nan, metric="nats"), made(0.5, equivalence=0.03)]
+        [
+            made(0.01, equivalence=0.01),
+            made(0.2, equivalence=math.nan, metric="nats"),
+            made(0.5, equivalence=0.03),
+        ]
     )
-    assert [found[0].equivalence, found[2].equivalence] == pytest.approx([0.02, 0.03]) and math.isnan(found[1].equivalence)
+    assert [found[0].equivalence, found[2].equivalence] == pytest.approx(
+        [0.02, 0.03]
+    ) and math.isnan(found[1].equivalence)
     assert [one.adjusted for one in found] == pytest.approx([0.03, 0.4, 0.5])
 
 
@@ -163,10 +215,19 @@ def test_over_seeds_the_differences_are_the_draws(seeds):
     assert accuracy.differences == pytest.approx((0.1, 0.2, 0.3))
     assert (accuracy.base, accuracy.other) == pytest.approx((0.2, 0.4))
     expected = stats.ttest_1samp([0.1, 0.2, 0.3], 0.0)
-    assert accuracy.difference.p == pytest.approx(expected.pvalue) and accuracy.difference.documents == 3
+    assert (
+        accuracy.difference.p == pytest.approx(expected.pvalue)
+        and accuracy.difference.documents == 3
+    )
     interval = expected.confidence_interval(0.95)
-    assert (accuracy.difference.low, accuracy.difference.high) == pytest.approx((interval.low, interval.high))
-    assert accuracy.mcnemar is None and accuracy.margin == 0.01 and found["wikitext", "bits_per_byte"].margin == 0.005
+    assert (accuracy.difference.low, accuracy.difference.high) == pytest.approx(
+        (interval.low, interval.high)
+    )
+    assert (
+        accuracy.mcnemar is None
+        and accuracy.margin == 0.01
+        and found["wikitext", "bits_per_byte"].margin == 0.005
+    )
     assert [one.adjusted for one in found.values() if one.endpoint] == pytest.approx(
         holm([one.difference.p for one in found.values() if one.endpoint])
     )
@@ -212,30 +273,45 @@ def test_what_a_contrast_says_of_itself(pair, tmp_path):
     assert (told["pairs"], told["paired_by"], told["level"]) == (1, None, "these checkpoints")
     assert told["paired"] == [[str(tmp_path / "base"), str(tmp_path / "other")]]
     assert told["models"] == [str(tmp_path / "base"), str(tmp_path / "other")]
-    assert (told["context_length"], told["dtype"], told["held_out"], told["not_told"]) == (96, "float32", False, [])
+    assert (told["context_length"], told["dtype"], told["held_out"], told["not_told"]) == (
+        96,
+        "float32",
+        False,
+        [],
+    )
     assert told["requests_sha256"] == pair[0].record.requests_sha256
     nats = next(one for one in told["contrasts"] if one["metric"] == "nats")
-    assert nats["equivalence"] is None and nats["difference"]["p"] > 0 and "these documents do not tell" in nats["says"]
     assert (
-        f"{tmp_path.name}/other is better" in next(one for one in told["contrasts"] if one["metric"] == "bits_per_byte")["says"]
+        nats["equivalence"] is None
+        and nats["difference"]["p"] > 0
+        and "these documents do not tell" in nats["says"]
+    )
+    assert (
+        f"{tmp_path.name}/other is better"
+        in next(one for one in told["contrasts"] if one["metric"] == "bits_per_byte")["says"]
     )
 
 
 def test_sides_of_several_seeds_are_named_by_their_arms(seeds):
     told = compared(seeds)
     assert (told["base"], told["other"], told["pairs"]) == ("learned", "binary", 3)
-    assert told["level"] == "these interfaces, over 3 run seeds" and told["paired_by"] == "run seeds"
+    assert (
+        told["level"] == "these interfaces, over 3 run seeds" and told["paired_by"] == "run seeds"
+    )
 
 
 def test_sides_of_one_name_are_told_apart_by_more_of_their_paths(tmp_path):
     for name, told in (("x", BASE), ("y", OTHER)):
         write_made(tmp_path / name / "learned" / "seed-1" / "evaluation", told)
-    found = compared(sides(*(tmp_path / name / "learned" / "seed-1" / "evaluation" for name in "xy")))
+    found = compared(
+        sides(*(tmp_path / name / "learned" / "seed-1" / "evaluation" for name in "xy"))
+    )
     assert (found["base"], found["other"]) == ("x/learned/seed-1", "y/learned/seed-1")
 
 
 @pytest.mark.parametrize(
-    ("base", "other", "both"), [(True, True, True), (True, False, False), (False, True, False), (None, True, False)]
+    ("base", "other", "both"),
+    [(True, True, True), (True, False, False), (False, True, False), (None, True, False)],
 )
 def test_embedded_text_is_held_out_only_if_it_is_on_both_sides(tmp_path, base, other, both):
     for name, held_out, told in (("a", base, BASE), ("b", other, OTHER)):
@@ -259,19 +335,30 @@ def test_over_seeds_equal_differences_are_left_without_a_claim(tmp_path):
         for seed in (1, 2):
             write_run(tmp_path / arm / f"seed-{seed}", piqa(right), arm, seed)
     found = compared(sides(tmp_path / "learned", tmp_path / "binary"))
-    assert "so no error can be told" in found["contrasts"][0]["says"] and found["contrasts"][0]["detectable"] is None
+    assert (
+        "so no error can be told" in found["contrasts"][0]["says"]
+        and found["contrasts"][0]["detectable"] is None
+    )
 
 
 def test_what_is_not_the_same_is_not_contrasted(pair, tmp_path):
     require_same(*pair)
-    with pytest.raises(InputError, match=r"base and .*base are evaluations of the same weights; name two models"):
+    with pytest.raises(
+        InputError, match=r"base and .*base are evaluations of the same weights; name two models"
+    ):
         require_same(pair[0], pair[0])
     half = open_evaluation(write_made(tmp_path / "half", OTHER, dtype="bfloat16"))
-    with pytest.raises(InputError, match=r"base was computed in float32, .*half in bfloat16: rounding would"):
+    with pytest.raises(
+        InputError, match=r"base was computed in float32, .*half in bfloat16: rounding would"
+    ):
         require_same(pair[0], half)
     fewer = open_evaluation(write_made(tmp_path / "fewer", OTHER[1:]))
     with pytest.raises(
-        InputError, match=r"did not ask the same: 1 only in the first \(piqa 1; such as piqa, document 0, part 0\)"
+        InputError,
+        match=(
+            r"did not ask the same: 1 only in the first \(piqa 1; such as piqa, document 0,"
+            r" part 0\)"
+        ),
     ):
         require_same(pair[0], fewer)
 

@@ -1,4 +1,6 @@
-"""A record of each document: what was right, by which comparison, and what hangs on a tie. All numbers by hand."""
+"""A record of each document: what was right, by which comparison, and what hangs on a tie. All
+numbers by hand.
+"""
 
 from types import SimpleNamespace
 
@@ -10,7 +12,16 @@ from tokencodes.errors import CheckFailed
 from tokencodes.evaluate.documents import cluster_of, document_records, ties_of
 from tokencodes.evaluate.evaluation import results
 from tokencodes.evaluate.requests import CHOICE, ROLLING
-from tokencodes.evaluate.suites import ARC_EASY, EMBEDDED, HELLASWAG, LAMBADA, MMLU_0, PIQA, WIKITEXT, WINOGRANDE
+from tokencodes.evaluate.suites import (
+    ARC_EASY,
+    EMBEDDED,
+    HELLASWAG,
+    LAMBADA,
+    MMLU_0,
+    PIQA,
+    WIKITEXT,
+    WINOGRANDE,
+)
 from tokencodes.evaluate.tasks import TaskOf
 
 CHOICES = ["é", "ab", "abcd"]  # 1, 2, 4 characters; 2, 2, 4 bytes
@@ -27,7 +38,14 @@ def task_of(benchmark, choices=CHOICES, gold=0, multiple_input=False, text=None)
 
 
 def record(part, log_probs, document=0, **changes):
-    told = {"document": document, "part": part, "kind": CHOICE, "dropped": 0, "lost_bytes": 0, "greedy": False}
+    told = {
+        "document": document,
+        "part": part,
+        "kind": CHOICE,
+        "dropped": 0,
+        "lost_bytes": 0,
+        "greedy": False,
+    }
     return told | {"log_probs": log_probs, "scored": [1] * len(log_probs)} | changes
 
 
@@ -55,8 +73,14 @@ def test_of_equal_choices_the_first_is_taken_and_the_tie_is_counted():
     found = choice_record([-5.0], [-2.0], [-2.0], acc=0.0)
     assert found["taken"]["none"] == 1 and found["equal_best"]["none"] == 2
     found = choice_record([-2.0], [-2.0], [-2.0], acc=1.0)
-    assert found["taken"]["none"] == 0 and found["equal_best"] == {"none": 3, "characters": 1, "bytes": 1, "tokens": 3}
-    assert choice_record([-1.0], [-2.0], [-2.0], acc=1.0)["equal_best"]["none"] == 1  # two equal ones that are not the best
+    assert found["taken"]["none"] == 0 and found["equal_best"] == {
+        "none": 3,
+        "characters": 1,
+        "bytes": 1,
+        "tokens": 3,
+    }
+    # two equal ones that are not the best
+    assert choice_record([-1.0], [-2.0], [-2.0], acc=1.0)["equal_best"]["none"] == 1
 
 
 def test_ties_are_counted_by_accuracy():
@@ -67,22 +91,32 @@ def test_ties_are_counted_by_accuracy():
         choice_record([-1.0], [-2.0], [-4.0], acc=1.0, acc_norm=1.0),
     ]
     assert ties_of(documents) == {"acc": {"best": 2, "all": 1}, "acc_norm": {"best": 2, "all": 1}}
-    assert ties_of([choice_record([-2.0], [-2.0], [-2.0], acc=1.0)]) == {"acc": {"best": 1, "all": 1}}
+    assert ties_of([choice_record([-2.0], [-2.0], [-2.0], acc=1.0)]) == {
+        "acc": {"best": 1, "all": 1}
+    }
     assert ties_of([]) == {}
     told = results((ARC_EASY,), [one | {"task": "arc_easy"} for one in documents])["arc_easy"]
     assert told["ties"] == ties_of(documents) and told["documents"] == 4 and told["acc"] == 1.0
 
 
-@pytest.mark.parametrize(("right", "wrong"), [({"acc": 1.0}, {"acc": 0.0}), ({"acc_norm": 0.0}, {"acc_norm": 1.0})])
+@pytest.mark.parametrize(
+    ("right", "wrong"), [({"acc": 1.0}, {"acc": 0.0}), ({"acc_norm": 0.0}, {"acc_norm": 1.0})]
+)
 def test_an_accuracy_that_is_not_lm_evals_stops(right, wrong):
     log_probs = ([-2.0], [-3.0], [-5.0])
     assert choice_record(*log_probs, **right)["metrics"] == right
-    with pytest.raises(CheckFailed, match=f"arc_easy: {next(iter(wrong))} is (True|False) by our scores, {wrong.popitem()[1]}"):
+    with pytest.raises(
+        CheckFailed,
+        match=f"arc_easy: {next(iter(wrong))} is (True|False) by our scores, {wrong.popitem()[1]}",
+    ):
         choice_record(*log_probs, **({"acc": 0.0} if "acc" in right else {"acc_norm": 1.0}))
 
 
 def test_the_right_choice_may_be_named_by_its_text():
-    assert choice_record([-2.0], [-3.0], [-5.0], task=task_of(ARC_EASY, gold="ab"), acc=0.0)["gold"] == 1
+    assert (
+        choice_record([-2.0], [-3.0], [-5.0], task=task_of(ARC_EASY, gold="ab"), acc=0.0)["gold"]
+        == 1
+    )
 
 
 def test_choices_that_are_contexts_have_no_lengths():
@@ -98,9 +132,24 @@ def test_a_document_of_one_continuation_is_right_if_it_is_greedy():
     ]
     samples = [sample(1, acc=0, perplexity=-3.0), sample(0, acc=1, perplexity=-2.0)]
     first, second = document_records(task_of(LAMBADA), samples, requests)
-    assert (first["document"], first["nats"], first["tokens"], first["metrics"]) == (0, 2.0, 2, {"acc": 1.0})
-    assert (second["document"], second["nats"], second["tokens"], second["metrics"]) == (1, 3.0, 1, {"acc": 0.0})
-    assert (first["truncated"], first["lost_bytes"], second["truncated"], second["lost_bytes"]) == (False, 2, True, None)
+    assert (first["document"], first["nats"], first["tokens"], first["metrics"]) == (
+        0,
+        2.0,
+        2,
+        {"acc": 1.0},
+    )
+    assert (second["document"], second["nats"], second["tokens"], second["metrics"]) == (
+        1,
+        3.0,
+        1,
+        {"acc": 0.0},
+    )
+    assert (first["truncated"], first["lost_bytes"], second["truncated"], second["lost_bytes"]) == (
+        False,
+        2,
+        True,
+        None,
+    )
     assert [one["cluster"] for one in (first, second)] == ["0", "1"]
     told = results((LAMBADA,), [first, second])["lambada"]
     assert told == {"documents": 2, "acc": 0.5, "perplexity": pytest.approx(np.exp(2.5))}
@@ -113,15 +162,22 @@ def test_one_dropped_token_of_one_choice_makes_a_document_truncated(dropped):
     assert found["truncated"] is bool(dropped)
 
 
-@pytest.mark.parametrize(("lost", "together"), [((3, 0, 4), 7), ((3, None, 4), None), ((0, 0, 0), 0)])
+@pytest.mark.parametrize(
+    ("lost", "together"), [((3, 0, 4), 7), ((3, None, 4), None), ((0, 0, 0), 0)]
+)
 def test_a_rolling_document_is_the_sum_of_its_windows(lost, together):
     requests = [
-        record(part, [-1.0, -0.5], kind=ROLLING, lost_bytes=of, dropped=0) for part, of in zip((2, 0, 1), lost, strict=True)
+        record(part, [-1.0, -0.5], kind=ROLLING, lost_bytes=of, dropped=0)
+        for part, of in zip((2, 0, 1), lost, strict=True)
     ]
     row = sample(word_perplexity=(-4.5, 6), byte_perplexity=(-4.5, 30), bits_per_byte=(-4.5, 30))
     (found,) = document_records(task_of(WIKITEXT), [row], requests)
     assert (found["nats"], found["words"], found["bytes"], found["tokens"]) == (4.5, 6, 30, 6)
-    assert found["lost_bytes"] == together and found["metrics"] == {"bits_per_byte": None} and found["truncated"] is False
+    assert (
+        found["lost_bytes"] == together
+        and found["metrics"] == {"bits_per_byte": None}
+        and found["truncated"] is False
+    )
     told = results((WIKITEXT,), [found, found | {"nats": 9.0}])["wikitext"]
     assert told == {
         "documents": 2,
@@ -135,7 +191,11 @@ def test_a_rolling_document_is_the_sum_of_its_windows(lost, together):
 def test_choices_have_the_lost_bytes_of_the_first_and_stand_in_the_order_of_their_parts():
     requests = [record(1, [-2.0], lost_bytes=5), record(0, [-1.0], lost_bytes=3)]
     (found,) = document_records(task_of(ARC_EASY, CHOICES[:2]), [sample(acc=1.0)], requests)
-    assert found["lost_bytes"] == 3 and found["log_probs"] == [-1.0, -2.0] and found["task"] == "arc_easy"
+    assert (
+        found["lost_bytes"] == 3
+        and found["log_probs"] == [-1.0, -2.0]
+        and found["task"] == "arc_easy"
+    )
 
 
 def test_rows_that_share_something_are_one_cluster():
@@ -147,13 +207,21 @@ def test_rows_that_share_something_are_one_cluster():
     assert cluster_of(EMBEDDED, subject, {"work": "Emma"}, 3) == "Emma"
     assert cluster_of(ARC_EASY, subject, {}, 3) == "3"
     twins = [
-        {"option1": first, "option2": second, "sentence": f"The trophy did not fit because _ was {word}."}
+        {
+            "option1": first,
+            "option2": second,
+            "sentence": f"The trophy did not fit because _ was {word}.",
+        }
         for first, second, word in (("trophy", "case", "large"), ("case", "trophy", "small"))
     ]
-    assert {cluster_of(WINOGRANDE, subject, row, 3) for row in twins} == {"case | trophy | The | trophy | did | not"}
+    assert {cluster_of(WINOGRANDE, subject, row, 3) for row in twins} == {
+        "case | trophy | The | trophy | did | not"
+    }
 
 
-def test_a_model_with_constant_logits_is_reported_as_ties(real_data, tmp_path, tokenizer_path, capsys):
+def test_a_model_with_constant_logits_is_reported_as_ties(
+    real_data, tmp_path, tokenizer_path, capsys
+):
     import json
 
     import torch

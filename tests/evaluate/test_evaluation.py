@@ -1,4 +1,6 @@
-"""A whole evaluation of a tiny trained run, on real rows: folder, second scorer, resumption, contrast, pages."""
+"""A whole evaluation of a tiny trained run, on real rows: folder, second scorer, resumption,
+contrast, pages.
+"""
 
 import gzip
 import json
@@ -25,7 +27,11 @@ def test_every_request_is_on_record(evaluated):
     told = json.loads((folder / "evaluation.json").read_text())
     records = list(read_requests(folder))
     assert sum(one["requests"] for one in told["audit"]) == len(records)
-    assert {one["documents"] for one in told["audit"]} == {4} == {one["documents"] for one in told["results"].values()}
+    assert (
+        {one["documents"] for one in told["audit"]}
+        == {4}
+        == {one["documents"] for one in told["results"].values()}
+    )
     assert all(len(one.log_probs) == len(one.scored) and max(one.log_probs) < 0 for one in records)
     truncated = {one["name"]: one["truncated"] for one in told["audit"]}
     assert truncated["mmlu_5"] == 16 and truncated["winogrande"] == 0
@@ -40,13 +46,20 @@ def test_a_fixed_code_pays_ln_v_for_the_first_token_after_the_zero_code(evaluate
     for arm in ("learned", "binary"):
         told = json.loads((evaluated / arm / "seed-1" / "evaluation.json").read_text())
         of[arm] = next(
-            one for one in told["sensitivity"]["prefix"] if one["which"] == "default" and one["benchmark"] == "wikitext"
+            one
+            for one in told["sensitivity"]["prefix"]
+            if one["which"] == "default" and one["benchmark"] == "wikitext"
         )
-    assert of["binary"]["prefix"] == 0 and of["binary"]["first_token"] == pytest.approx(5.768, abs=1e-3)  # ln 320
+    # ln 320
+    assert of["binary"]["prefix"] == 0 and of["binary"]["first_token"] == pytest.approx(
+        5.768, abs=1e-3
+    )
     assert of["learned"]["first_token"] != pytest.approx(5.768, abs=1e-3)
 
 
-def test_the_same_command_keeps_a_finished_evaluation_and_refuses_another(evaluated, runs, real_data, tmp_path):
+def test_the_same_command_keeps_a_finished_evaluation_and_refuses_another(
+    evaluated, runs, real_data, tmp_path
+):
     folder = tmp_path / "copy"
     shutil.copytree(evaluated / "learned" / "seed-1", folder)
     subject = open_evaluated(str(runs / "learned" / "seed-1"), None, "cpu", "float32")
@@ -55,13 +68,23 @@ def test_the_same_command_keeps_a_finished_evaluation_and_refuses_another(evalua
     evaluate(subject, asking, folder)
     assert (folder / "evaluation.json").stat().st_mtime_ns == before
     with pytest.raises(InputError, match="holds another evaluation"):
-        evaluate(subject, Asking(benchmarks("lambada"), real_data / "eval", 96, subject.texts.prefix, documents=4), folder)
+        evaluate(
+            subject,
+            Asking(
+                benchmarks("lambada"), real_data / "eval", 96, subject.texts.prefix, documents=4
+            ),
+            folder,
+        )
 
 
 def test_what_lm_eval_calls_the_accuracy_is_what_the_documents_say(evaluated):
     folder = evaluated / "binary" / "seed-2"
     record = read_evaluation(folder)
-    right = [one.taken["none"] == one.gold for one in read_documents(folder, record) if one.task == "arc_easy"]
+    right = [
+        one.taken["none"] == one.gold
+        for one in read_documents(folder, record)
+        if one.task == "arc_easy"
+    ]
     assert record.results["arc_easy"].acc == sum(right) / 4
     assert record.sensitivity.norms["arc_easy"].none == sum(right) / 4
 
@@ -82,13 +105,18 @@ def test_the_second_scorer_finds_a_wrong_score(runs, evaluated):
 
     told = (subject.model, subject.texts.tokenizer)
     assert check(*told, [claim(right)], 96, 0).largest < 1e-5
-    with pytest.raises(CheckFailed, match=r"t, document 0, part 0: a second, independent scorer differs by 0\.001"):
+    with pytest.raises(
+        CheckFailed, match=r"t, document 0, part 0: a second, independent scorer differs by 0\.001"
+    ):
         check(*told, [claim([value + 1e-3 for value in right])], 96, 0)
     with pytest.raises(CheckFailed, match=f"says greedy {greedy}"):
         check(*told, [claim(right, not greedy)], 96, 0)
     with pytest.raises(CheckFailed, match="tokens were scored, a second scorer finds"):
         check(*told, [claim([*right, -1.0])], 96, 0)
-    assert sample([claim(right)] * 5, 3, 1) == sample([claim(right)] * 5, 3, 1) and len(sample([claim(right)] * 5, 3, 1)) == 3
+    assert (
+        sample([claim(right)] * 5, 3, 1) == sample([claim(right)] * 5, 3, 1)
+        and len(sample([claim(right)] * 5, 3, 1)) == 3
+    )
 
 
 def test_pages_and_tables_are_written(evaluated):
@@ -132,8 +160,12 @@ def test_a_damaged_or_missing_file_of_rows_is_named(real_data, tmp_path, capsys)
     assert "piqa_validation.jsonl.gz: damaged" in capsys.readouterr().err
     rows.unlink()
     assert command(asked) == 2
-    assert "piqa_validation.jsonl.gz: no such file; its lines have SHA-256 61533005" in capsys.readouterr().err
-    (tmp_path / "eval" / "piqa_validation.jsonl").write_bytes(data)  # uncompressed, it is the same rows
+    assert (
+        "piqa_validation.jsonl.gz: no such file; its lines have SHA-256 61533005"
+        in capsys.readouterr().err
+    )
+    # uncompressed, it is the same rows
+    (tmp_path / "eval" / "piqa_validation.jsonl").write_bytes(data)
     assert command([*asked, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["audit"][0]["requests"] == 3676
 
@@ -148,19 +180,41 @@ def test_bad_input_is_one_line(runs, real_data, tmp_path, capsys):
     )
     for arguments, said in (
         ([run, "--suite", "hellaswang", *data], "did you mean 'hellaswag'?"),
-        ([run, "--suite", "lambada", "--context", "4096", *data], "--context 4096: this model reads 96 tokens at most"),
         (
-            [run, "--suite", "lambada", "--tokenizer", str(real_data / "tokenizer" / "smollm2.json"), *data],
+            [run, "--suite", "lambada", "--context", "4096", *data],
+            "--context 4096: this model reads 96 tokens at most",
+        ),
+        (
+            [
+                run,
+                "--suite",
+                "lambada",
+                "--tokenizer",
+                str(real_data / "tokenizer" / "smollm2.json"),
+                *data,
+            ],
             "was trained with the tokenizer",
         ),
-        ([run, "--suite", "lambada", "--prefix-token", "400", *data], "--prefix-token 400: the tokenizer's ids are 0 to 319"),
+        (
+            [run, "--suite", "lambada", "--prefix-token", "400", *data],
+            "--prefix-token 400: the tokenizer's ids are 0 to 319",
+        ),
         ([run, "--suite", "lambada", "--context", "0", *data], "--context"),
-        ([run, "--suite", "lambada", "--dtype", "int8", *data], "--dtype 'int8': known: float32, bfloat16, float16"),
-        ([str(tmp_path / "nothing"), "--suite", "lambada", *data], "nothing: no such file or folder"),
+        (
+            [run, "--suite", "lambada", "--dtype", "int8", *data],
+            "--dtype 'int8': known: float32, bfloat16, float16",
+        ),
+        (
+            [str(tmp_path / "nothing"), "--suite", "lambada", *data],
+            "nothing: no such file or folder",
+        ),
         ([str(runs), "--suite", "lambada", *data], "holds 4 runs; name one of them"),
         ([run, "--suite", "lambada", *data[:-1], str(tmp_path / "study")], "(it holds study.toml)"),
         ([run, "--suite", "lambada", *data[:-1], run], "neither empty nor of this command"),
-        ([run, "--suite", "lambada", *data[2:], "--data", str(real_data / "eval" / "README")], "no folder; name the one"),
+        (
+            [run, "--suite", "lambada", *data[2:], "--data", str(real_data / "eval" / "README")],
+            "no folder; name the one",
+        ),
     ):
         assert command(["evaluate", *arguments]) == 2
         told = capsys.readouterr().err
@@ -176,11 +230,16 @@ def other_run(folder, run):
     return folder
 
 
-def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_held_out(runs, tmp_path):
+def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_held_out(
+    runs, tmp_path
+):
     run = runs / "learned" / "seed-1"
-    by_run, by_model = (open_evaluated(str(place), None, "cpu", "float32") for place in (run, run / "model"))
+    by_run, by_model = (
+        open_evaluated(str(place), None, "cpu", "float32") for place in (run, run / "model")
+    )
     assert by_run.weights_sha256 == by_model.weights_sha256 and by_run.step == by_model.step == 8
-    with pytest.raises(InputError, match=r"but .* was trained with the tokenizer"):  # a run's tokenizer is as bound as a file
+    # a run's tokenizer is as bound as a file
+    with pytest.raises(InputError, match=r"but .* was trained with the tokenizer"):
         open_evaluated(str(run), str(other_run(tmp_path / "other", run)), "cpu", "float32")
     assert by_run.held_out is None  # its text is a prepared folder, of which nothing is known
     shutil.copytree(run, tmp_path / "run")
@@ -190,7 +249,13 @@ def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_h
         ('inputs = ["embedded:austen"]\nvalidation_fraction = 0.02\nsplit_seed = 0', True),
         ('inputs = ["embedded:austen"]\nvalidation_fraction = 0.001\nsplit_seed = 0', False),
         ('inputs = ["embedded:austen"]\nvalidation_fraction = 0.02\nsplit_seed = 1', False),
-        ('inputs = ["embedded:austen", "more.jsonl"]\nvalidation_fraction = 0.02\nsplit_seed = 0', None),
+        (
+            (
+                'inputs = ["embedded:austen", "more.jsonl"]\nvalidation_fraction ='
+                " 0.02\nsplit_seed = 0"
+            ),
+            None,
+        ),
     ):
         kept = "".join(
             line
@@ -203,22 +268,47 @@ def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_h
     told = evaluate(by_run, asking, tmp_path / "out")["identity"]
     assert told["rows"] == "embedded" and told["embedded_held_out"] is None
     page = write_evaluation([tmp_path / "out"], tmp_path / "out").read_text()
-    assert "Whether the embedded text was in its training is not known" in page and "paper: Learned" not in page
+    assert (
+        "Whether the embedded text was in its training is not known" in page
+        and "paper: Learned" not in page
+    )
     assert "learned/seed-1" in page
 
 
 def test_what_a_kill_leaves_is_no_foreign_file(runs, tmp_path):
     (tmp_path / "out" / "journal").mkdir(parents=True)
     (tmp_path / "out" / ".tmp-evaluation.json").touch()
-    asked = ["evaluate", str(runs / "learned" / "seed-1"), "--suite", "embedded", "--documents", "1", "--out"]
+    asked = [
+        "evaluate",
+        str(runs / "learned" / "seed-1"),
+        "--suite",
+        "embedded",
+        "--documents",
+        "1",
+        "--out",
+    ]
     assert command([*asked, str(tmp_path / "out")]) == 0 == command([*asked, str(tmp_path / "out")])
 
 
 def test_an_audit_reads_no_more_at_once_than_the_model(runs, real_data, capsys):
-    asked = ["audit", "--suite", "lambada", "--data", str(real_data / "eval"), "--documents", "3", "--json"]
+    asked = [
+        "audit",
+        "--suite",
+        "lambada",
+        "--data",
+        str(real_data / "eval"),
+        "--documents",
+        "3",
+        "--json",
+    ]
     assert command([*asked, "--tokenizer", str(runs / "learned" / "seed-1")]) == 0
     assert json.loads(capsys.readouterr().out)["context_length"] == 96
-    assert command([*asked, "--tokenizer", str(runs / "learned" / "seed-1" / "model" / "tokenizer.json")]) == 0
+    assert (
+        command(
+            [*asked, "--tokenizer", str(runs / "learned" / "seed-1" / "model" / "tokenizer.json")]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["context_length"] == 96
     assert command([*asked, "--tokenizer", str(real_data / "no" / "such" / "folder")]) == 2
     assert "no such file or folder" in capsys.readouterr().err
@@ -227,7 +317,16 @@ def test_an_audit_reads_no_more_at_once_than_the_model(runs, real_data, capsys):
 def test_a_chat_template_is_not_passed_over(runs, real_data, tmp_path, capsys):
     shutil.copytree(runs / "learned" / "seed-1" / "model", tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
-    asked = ["evaluate", str(tmp_path / "model"), "--suite", "lambada", "--data", str(real_data / "eval"), "--documents", "2"]
+    asked = [
+        "evaluate",
+        str(tmp_path / "model"),
+        "--suite",
+        "lambada",
+        "--data",
+        str(real_data / "eval"),
+        "--documents",
+        "2",
+    ]
     assert command([*asked, "--out", str(tmp_path / "out")]) == 2
     assert "has a chat template" in capsys.readouterr().err
     assert command([*asked, "--out", str(tmp_path / "out"), "--plain-prompts"]) == 0
@@ -235,19 +334,47 @@ def test_a_chat_template_is_not_passed_over(runs, real_data, tmp_path, capsys):
 
 def test_every_checkpoint_of_a_run_makes_curves(runs, real_data, tmp_path, capsys):
     run = runs / "learned" / "seed-1"
-    asked = ["evaluate", str(run), "--every-checkpoint", "--suite", "winogrande,lambada", "--data", str(real_data / "eval")]
+    asked = [
+        "evaluate",
+        str(run),
+        "--every-checkpoint",
+        "--suite",
+        "winogrande,lambada",
+        "--data",
+        str(real_data / "eval"),
+    ]
     assert command([*asked, "--documents", "3", "--out", str(tmp_path)]) == 0
     names = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
-    assert len(names) == 2 and sorted(path.parent.name for path in tmp_path.glob("*/evaluation.json")) == names
+    assert (
+        len(names) == 2
+        and sorted(path.parent.name for path in tmp_path.glob("*/evaluation.json")) == names
+    )
     page = (tmp_path / "report.html").read_text()
     assert "<svg" in page and "Endpoints over checkpoints of one run" in page
-    asked = ["evaluate", str(run / "model"), "--every-checkpoint", "--suite", "embedded", "--out", str(tmp_path / "b")]
+    asked = [
+        "evaluate",
+        str(run / "model"),
+        "--every-checkpoint",
+        "--suite",
+        "embedded",
+        "--out",
+        str(tmp_path / "b"),
+    ]
     assert command(asked) == 2
     assert "--every-checkpoint wants one" in capsys.readouterr().err
 
 
 def test_an_audit_of_a_draw_needs_no_document_of_every_subject(real_data, capsys):
-    asked = ["audit", "--suite", "mmlu_0", "--documents", "5", "--data", str(real_data / "eval"), "--json"]
+    asked = [
+        "audit",
+        "--suite",
+        "mmlu_0",
+        "--documents",
+        "5",
+        "--data",
+        str(real_data / "eval"),
+        "--json",
+    ]
     assert command([*asked, "--tokenizer", str(real_data / "tokenizer" / "smollm2.json")]) == 0
     assert json.loads(capsys.readouterr().out)["audit"][0]["requests"] == 20
 
@@ -259,9 +386,14 @@ def test_weights_that_a_folder_lacks_are_not_drawn_at_random(tmp_path, tokenizer
     weights = load_file(tmp_path / "model.safetensors")
     dropped = {name: value for name, value in weights.items() if "layers.1.mlp" not in name}
     save_file(dropped, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"3 weights are not in its files \(model.layers.1.mlp.down_proj.weight"):
+    with pytest.raises(
+        InputError, match=r"3 weights are not in its files \(model.layers.1.mlp.down_proj.weight"
+    ):
         open_evaluated(str(tmp_path), None, "cpu", "float32")
-    cut = {name: (value[:, :-2] if "layers.1.mlp.gate" in name else value).contiguous() for name, value in weights.items()}
+    cut = {
+        name: (value[:, :-2] if "layers.1.mlp.gate" in name else value).contiguous()
+        for name, value in weights.items()
+    }
     save_file(cut, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match="cannot be loaded"):
         open_evaluated(str(tmp_path), None, "cpu", "float32")

@@ -1,4 +1,6 @@
-"""A damaged or falsified evaluation folder is one line that names the file and the field, and never a traceback."""
+"""A damaged or falsified evaluation folder is one line that names the file and the field, and never
+a traceback.
+"""
 
 import gzip
 import json
@@ -49,10 +51,15 @@ def test_an_evaluation_is_read_as_it_was_written(folder):
     assert read_documents(folder, record) == DOCUMENTS
     assert list(read_requests(folder)) == [request(document) for document in DOCUMENTS]
     assert record.as_json() == read_json(folder / "evaluation.json")
-    assert "acc" not in record.as_json()["results"]["wikitext"] and "truncation" not in record.as_json()["sensitivity"]
+    assert (
+        "acc" not in record.as_json()["results"]["wikitext"]
+        and "truncation" not in record.as_json()["sensitivity"]
+    )
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "null", "3", '"text"', '{"identity": {}}', "", "{", "\xff"])
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "null", "3", '"text"', '{"identity": {}}', "", "{", "\xff"]
+)
 def test_an_evaluation_json_with_wrong_contents_is_one_line(text, folder, asked, capsys):
     (folder / "evaluation.json").write_bytes(text.encode("latin-1"))
     assert command(asked) == 2
@@ -63,7 +70,13 @@ def test_an_evaluation_json_with_wrong_contents_is_one_line(text, folder, asked,
 
 def leaves(value, path=()):
     """Every key of a JSON value."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, child in children:
         yield (*path, key)
         yield from leaves(child, (*path, key))
@@ -73,7 +86,9 @@ OPTIONAL = {("identity", "run"), ("identity", "embedded_held_out")}  # None wher
 FULL = evaluation_json(DOCUMENTS)
 FULL["results"] = {"piqa": FULL["results"]["piqa"]}
 FULL["audit"], FULL["identity"]["benchmarks"] = FULL["audit"][:1], ["piqa"]
-NEEDED = [path for path in leaves(FULL) if path not in OPTIONAL and path[-1] not in ("acc", "acc_norm")]
+NEEDED = [
+    path for path in leaves(FULL) if path not in OPTIONAL and path[-1] not in ("acc", "acc_norm")
+]
 
 
 @pytest.mark.parametrize("path", NEEDED, ids=lambda path: ".".join(map(str, path)))
@@ -108,7 +123,9 @@ def test_results_and_audit_are_of_the_benchmarks_that_were_asked(key, folder):
     record = read_json(folder / "evaluation.json")
     record[key] = dict(list(record[key].items())[1:]) if key == "results" else record[key][1:]
     write_json(folder / "evaluation.json", record)
-    with pytest.raises(InputError, match=f"the benchmarks of {key} are not those of identity.benchmarks"):
+    with pytest.raises(
+        InputError, match=f"the benchmarks of {key} are not those of identity.benchmarks"
+    ):
         read_evaluation(folder)
     with pytest.raises(ValueError, match=f"the benchmarks of {key}"):
         write_evaluation_record(folder, record)
@@ -124,7 +141,9 @@ def changed(line, **values):
 
 
 def without(line, key):
-    return json.dumps({name: value for name, value in json.loads(line).items() if name != key}).encode()
+    return json.dumps(
+        {name: value for name, value in json.loads(line).items() if name != key}
+    ).encode()
 
 
 @pytest.mark.parametrize(
@@ -139,16 +158,37 @@ def without(line, key):
             lambda lines: [changed(lines[0], metrics={"acc": "half", "acc_norm": 1.0}), *lines[1:]],
             r"line 1: metrics.acc = 'half'",
         ),
-        (lambda lines: [changed(lines[0], metrics={"acc": None, "acc_norm": 1.0}), *lines[1:]], r"metrics.acc is missing"),
+        (
+            lambda lines: [changed(lines[0], metrics={"acc": None, "acc_norm": 1.0}), *lines[1:]],
+            r"metrics.acc is missing",
+        ),
         (lambda lines: [changed(lines[0], document=-1), *lines[1:]], r"line 1: document = -1: "),
         (lambda lines: [without(lines[0], "gold"), *lines[1:]], r"line 1: gold is missing"),
         (lambda lines: [without(lines[0], "taken"), *lines[1:]], r"line 1: taken is missing"),
-        (lambda lines: [without(lines[0], "log_probs"), *lines[1:]], r"line 1: log_probs is missing"),
-        (lambda lines: [*lines[:4], without(lines[4], "nats"), *lines[5:]], r"line 5: nats is missing"),
-        (lambda lines: [*lines[:4], without(lines[4], "tokens"), *lines[5:]], r"line 5: tokens is missing"),
-        (lambda lines: [*lines[:8], without(lines[8], "words"), *lines[9:]], r"line 9: words is missing"),
-        (lambda lines: [*lines[:8], changed(lines[8], bytes=0), *lines[9:]], r"line 9: bytes = 0: "),
-        (lambda lines: [changed(lines[0], metrics={"acc": 1.0}), *lines[1:]], "documents of piqa do not have the same metrics"),
+        (
+            lambda lines: [without(lines[0], "log_probs"), *lines[1:]],
+            r"line 1: log_probs is missing",
+        ),
+        (
+            lambda lines: [*lines[:4], without(lines[4], "nats"), *lines[5:]],
+            r"line 5: nats is missing",
+        ),
+        (
+            lambda lines: [*lines[:4], without(lines[4], "tokens"), *lines[5:]],
+            r"line 5: tokens is missing",
+        ),
+        (
+            lambda lines: [*lines[:8], without(lines[8], "words"), *lines[9:]],
+            r"line 9: words is missing",
+        ),
+        (
+            lambda lines: [*lines[:8], changed(lines[8], bytes=0), *lines[9:]],
+            r"line 9: bytes = 0: ",
+        ),
+        (
+            lambda lines: [changed(lines[0], metrics={"acc": 1.0}), *lines[1:]],
+            "documents of piqa do not have the same metrics",
+        ),
         (lambda lines: lines[1:], r"3 documents of piqa; evaluation.json has 4"),
         (lambda lines: lines[:-1], r"3 documents of wikitext; evaluation.json has 4"),
         (
@@ -168,7 +208,13 @@ def test_a_wrong_record_of_a_document_is_one_line(change, said, folder, asked, c
 def test_a_damaged_or_missing_file_of_records_is_one_line(folder, asked, capsys):
     file = folder / "documents.jsonl.gz"
     whole = file.read_bytes()
-    for broken in (b"", b"no gzip", whole[: len(whole) // 2], whole[:20] + b"\0\0" + whole[22:], whole[:-8] + b"\0" * 8):
+    for broken in (
+        b"",
+        b"no gzip",
+        whole[: len(whole) // 2],
+        whole[:20] + b"\0\0" + whole[22:],
+        whole[:-8] + b"\0" * 8,
+    ):
         file.write_bytes(broken)
         assert command(asked) == 2
         assert f"{file}: " in one_line(capsys)
@@ -178,11 +224,19 @@ def test_a_damaged_or_missing_file_of_records_is_one_line(folder, asked, capsys)
 
 
 def test_wrong_records_of_requests_are_one_line(folder, tmp_path, capsys):
-    other = write_made(tmp_path / "other", DOCUMENTS, [request(document, text="other") for document in DOCUMENTS])
+    other = write_made(
+        tmp_path / "other", DOCUMENTS, [request(document, text="other") for document in DOCUMENTS]
+    )
     asked = ["contrast", str(other), str(folder)]
     for change, said in (
-        (lambda lines: [without(lines[0], "read_sha256"), *lines[1:]], "line 1: read_sha256: is missing"),
-        (lambda lines: [*lines[:2], changed(lines[2], context_sha256="ab"), *lines[3:]], "line 3: context_sha256 = 'ab'"),
+        (
+            lambda lines: [without(lines[0], "read_sha256"), *lines[1:]],
+            "line 1: read_sha256: is missing",
+        ),
+        (
+            lambda lines: [*lines[:2], changed(lines[2], context_sha256="ab"), *lines[3:]],
+            "line 3: context_sha256 = 'ab'",
+        ),
         (lambda lines: [b"null", *lines[1:]], "line 1: "),
         (
             lambda lines: [changed(lines[0], read_sha256="0" * 64), *lines[1:]],
@@ -197,28 +251,43 @@ def test_wrong_records_of_requests_are_one_line(folder, tmp_path, capsys):
         assert f"{folder}/requests.jsonl.gz" in line and said in line
         (folder / "requests.jsonl.gz").write_bytes(before)
     assert command(asked) == 2
-    assert "did not ask the same: 12 only in the first (lambada 4, piqa 4, wikitext 4; such as " in one_line(capsys)
+    assert (
+        "did not ask the same: 12 only in the first (lambada 4, piqa 4, wikitext 4; such as "
+        in one_line(capsys)
+    )
 
 
 def test_documents_in_another_order_are_not_compared(folder, asked, capsys):
     rewrite(folder / "documents.jsonl.gz", lambda lines: [lines[1], lines[0], *lines[2:]])
     assert command(asked) == 2
-    assert f"{folder}/documents.jsonl.gz: its documents of piqa, or their metrics, are not those of" in one_line(capsys)
+    assert (
+        f"{folder}/documents.jsonl.gz: its documents of piqa, or their metrics, are not those of"
+        in one_line(capsys)
+    )
 
 
 def test_other_metrics_of_the_same_documents_are_not_compared(folder, asked, capsys):
     rewrite(
-        folder / "documents.jsonl.gz", lambda lines: [changed(line, metrics={"acc": 1.0}) for line in lines[:4]] + lines[4:]
+        folder / "documents.jsonl.gz",
+        lambda lines: [changed(line, metrics={"acc": 1.0}) for line in lines[:4]] + lines[4:],
     )
     assert command(asked) == 2
-    assert f"{folder}/documents.jsonl.gz: its documents of piqa, or their metrics, are not those of" in one_line(capsys)
+    assert (
+        f"{folder}/documents.jsonl.gz: its documents of piqa, or their metrics, are not those of"
+        in one_line(capsys)
+    )
 
 
 def test_what_a_contrast_compares_of_each_kind_of_document():
     assert DOCUMENTS[0].values() == {"acc": 0.0, "acc_norm": 1.0} and DOCUMENTS[0].kind == "choices"
     assert DOCUMENTS[7].values() == {"acc": 1.0, "nats": 3.5} and DOCUMENTS[7].kind == "text"
-    assert page("wikitext", 0, 3 * 0.6931471805599453, 10).values() == {"bits_per_byte": pytest.approx(3.0)}
-    assert page("wikitext", 0, 1.0, 10).kind == "rolling" and choices("mmlu_0/law", 0, True).benchmark == "mmlu_0"
+    assert page("wikitext", 0, 3 * 0.6931471805599453, 10).values() == {
+        "bits_per_byte": pytest.approx(3.0)
+    }
+    assert (
+        page("wikitext", 0, 1.0, 10).kind == "rolling"
+        and choices("mmlu_0/law", 0, True).benchmark == "mmlu_0"
+    )
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path):

@@ -19,34 +19,59 @@ LIMIT = 96  # so that some prompts are cut
 
 
 @pytest.mark.parametrize(
-    "name", [*(one.name for one in MULTIPLE_CHOICE if one.name != "piqa"), "mmlu_5", "lambada", "wikitext"]
+    "name",
+    [*(one.name for one in MULTIPLE_CHOICE if one.name != "piqa"), "mmlu_5", "lambada", "wikitext"],
 )
-def test_scores_and_flags_are_those_of_lm_evals_own_model(name, real_data, small_texts, tokenizer_path):
+def test_scores_and_flags_are_those_of_lm_evals_own_model(
+    name, real_data, small_texts, tokenizer_path
+):
     model, end = tiny("llama"), "<|endoftext|>"
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_path), bos_token=end, eos_token=end, pad_token=end)
-    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_path), bos_token=end, eos_token=end, pad_token=end
+    )
+    theirs = HFLM(
+        pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu"
+    )
     ours = LanguageModel(Scorer(model, 256), small_texts, LIMIT, small_texts.prefix)
-    (task, *_) = make_tasks([BENCHMARKS[name]], real_data / "eval")
-    task.task.build_all_requests(samples=[7] if name == "wikitext" else [0, 5, 9], rank=0, world_size=1)
+    task, *_ = make_tasks([BENCHMARKS[name]], real_data / "eval")
+    task.task.build_all_requests(
+        samples=[7] if name == "wikitext" else [0, 5, 9], rank=0, world_size=1
+    )
     instances = task.task.instances
     if name == "wikitext":
-        found, wanted = ours.loglikelihood_rolling(instances), theirs.loglikelihood_rolling(instances)
+        found, wanted = (
+            ours.loglikelihood_rolling(instances),
+            theirs.loglikelihood_rolling(instances),
+        )
         assert found == pytest.approx(wanted, rel=1e-6)
         return
     found, wanted = ours.loglikelihood(instances), theirs.loglikelihood(instances)
-    assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], abs=1e-3, rel=1e-6)
+    assert [total for total, _ in found] == pytest.approx(
+        [total for total, _ in wanted], abs=1e-3, rel=1e-6
+    )
     assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
     assert name != "mmlu_5" or all(request.dropped for request, _ in ours.answered)
 
 
 def test_lm_eval_scores_an_added_begin_token_after_itself_and_this_does_not(beginning_path):
     model, end, texts = tiny("llama"), "<|endoftext|>", open_texts(beginning_path)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(beginning_path), bos_token=end, eos_token=end, pad_token=end)
-    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu")
-    ours, text = LanguageModel(Scorer(model, 256), texts, LIMIT, 0), "Emma Woodhouse, handsome, clever, and rich."
-    instance, ids = SimpleNamespace(args=(text,), task_name="t", doc_id=0, idx=0), texts.plain(text).tolist()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(beginning_path), bos_token=end, eos_token=end, pad_token=end
+    )
+    theirs = HFLM(
+        pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu"
+    )
+    ours, text = (
+        LanguageModel(Scorer(model, 256), texts, LIMIT, 0),
+        "Emma Woodhouse, handsome, clever, and rich.",
+    )
+    instance, ids = (
+        SimpleNamespace(args=(text,), task_name="t", doc_id=0, idx=0),
+        texts.plain(text).tolist(),
+    )
     once, twice = (
-        theirs._loglikelihood_tokens([(("", text), [0], scored)], disable_tqdm=True)[0][0] for scored in (ids, [0, *ids])
+        theirs._loglikelihood_tokens([(("", text), [0], scored)], disable_tqdm=True)[0][0]
+        for scored in (ids, [0, *ids])
     )
     assert theirs.loglikelihood_rolling([instance]) == [pytest.approx(twice, rel=1e-6)]
     assert ours.loglikelihood_rolling([instance]) == [pytest.approx(once, rel=1e-6)]
@@ -55,21 +80,34 @@ def test_lm_eval_scores_an_added_begin_token_after_itself_and_this_does_not(begi
 
 def test_lm_evals_own_entrance_takes_the_model(small_texts, tokenizer_path):
     plain, end = tiny("llama"), "<|endoftext|>"
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_path), bos_token=end, eos_token=end, pad_token=end)
-    theirs = HFLM(pretrained=plain, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_path), bos_token=end, eos_token=end, pad_token=end
+    )
+    theirs = HFLM(
+        pretrained=plain, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu"
+    )
     model = LanguageModel(Scorer(plain, 256), small_texts, LIMIT, 0)
     pairs = [("She was", " happy"), ("", "Emma")]
     ids = [
-        ((context, text), model.tok_encode(context) or [0], model.tok_encode(text, add_special_tokens=False))
+        (
+            (context, text),
+            model.tok_encode(context) or [0],
+            model.tok_encode(text, add_special_tokens=False),
+        )
         for context, text in pairs
     ]
-    found, wanted = model._loglikelihood_tokens(ids), theirs._loglikelihood_tokens(ids, disable_tqdm=True)
+    found, wanted = (
+        model._loglikelihood_tokens(ids),
+        theirs._loglikelihood_tokens(ids, disable_tqdm=True),
+    )
     assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], rel=1e-5)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
     with pytest.raises(InputError, match="request 1: 97 tokens to score, and the model reads 96"):
         model._loglikelihood_tokens([ids[0], (("", ""), [1], [2] * (LIMIT + 1))])
     assert len(model._loglikelihood_tokens([(("", ""), [1], [2] * LIMIT)])) == 1
-    with pytest.raises(InputError, match="document 0, part 0: no token to read before the scored ones"):
+    with pytest.raises(
+        InputError, match="document 0, part 0: no token to read before the scored ones"
+    ):
         model._loglikelihood_tokens([(("", ""), [], [2])])
     with pytest.raises(InputError, match="generates none"):
         model.generate_until([])

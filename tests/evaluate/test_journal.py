@@ -1,4 +1,6 @@
-"""The scoring journal: each line is believed only if its hash holds, and only in the journal that it was written for."""
+"""The scoring journal: each line is believed only if its hash holds, and only in the journal that
+it was written for.
+"""
 
 import json
 
@@ -29,7 +31,9 @@ def test_what_was_noted_is_read_again_to_the_last_bit(tmp_path):
     done = Journal(tmp_path, "a", 64, SIZES).done
     assert sorted(done) == [0, 1]
     for number, (log_probs, best) in enumerate((FIRST, SECOND)):
-        assert done[number][0].dtype == np.float32 and done[number][0].tobytes() == log_probs.tobytes()
+        assert (
+            done[number][0].dtype == np.float32 and done[number][0].tobytes() == log_probs.tobytes()
+        )
         assert done[number][1].dtype == bool and done[number][1].tolist() == best.tolist()
 
 
@@ -67,7 +71,9 @@ def test_a_line_that_a_kill_cut_short_goes_and_the_next_one_is_whole(tmp_path):
         (lambda line: None, "must be a table of keys"),
     ],
 )
-def test_a_damaged_line_of_the_scoring_journal_is_one_error_that_names_it(tmp_path, change, complaint):
+def test_a_damaged_line_of_the_scoring_journal_is_one_error_that_names_it(
+    tmp_path, change, complaint
+):
     file = written(tmp_path)
     first, second = file.read_text().splitlines()
     file.write_text(f"{second}\n{json.dumps(change(json.loads(first)))}\n")
@@ -81,19 +87,33 @@ def test_a_damaged_line_of_the_scoring_journal_is_one_error_that_names_it(tmp_pa
 def test_a_line_copied_from_another_journal_is_not_believed(tmp_path):
     other, file = written(tmp_path, "b"), written(tmp_path, "a")
     file.write_text(other.read_text())
-    with pytest.raises(InputError, match=r"passes-a\.jsonl, line 1: its SHA-256 is not that of its values in this journal"):
+    with pytest.raises(
+        InputError,
+        match=r"passes-a\.jsonl, line 1: its SHA-256 is not that of its values in this journal",
+    ):
         Journal(tmp_path, "a", 64, SIZES)
 
 
 @pytest.mark.parametrize("sizes", [(), (2,), (1, 1), (2, 2), (3, 1)])
 def test_a_line_that_does_not_fit_the_plan_is_refused(tmp_path, sizes):
     written(tmp_path)
-    with pytest.raises(InputError, match=r"line [12]: no pass of this evaluation; remove this file"):
+    with pytest.raises(
+        InputError, match=r"line [12]: no pass of this evaluation; remove this file"
+    ):
         Journal(tmp_path, "a", 64, sizes)
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[]", "null", '{"batch_tokens": 0}', '{"batch_tokens": "many"}', '{"batch_tokens": 1.5}', "{"]
+    "text",
+    [
+        "{}",
+        "[]",
+        "null",
+        '{"batch_tokens": 0}',
+        '{"batch_tokens": "many"}',
+        '{"batch_tokens": 1.5}',
+        "{",
+    ],
 )
 def test_a_damaged_batch_file_of_the_journal_is_one_error_that_names_it(tmp_path, text):
     (tmp_path / "batch.json").write_text(text)

@@ -33,11 +33,17 @@ def test_both_models_are_those_of_the_written_formulas(dataset):
 
     pairs = [pair for row in held_out.ids_NT1.tolist() for pair in pairwise(row)]
     losses = fit_and_score(dataset, held_out.ids_NT1)
-    assert losses.unigram == pytest.approx(-sum(math.log(unigram(b)) for _, b in pairs) / len(pairs))
-    assert losses.bigram == pytest.approx(-sum(math.log(bigram(a, b)) for a, b in pairs) / len(pairs))
+    assert losses.unigram == pytest.approx(
+        -sum(math.log(unigram(b)) for _, b in pairs) / len(pairs)
+    )
+    assert losses.bigram == pytest.approx(
+        -sum(math.log(bigram(a, b)) for a, b in pairs) / len(pairs)
+    )
     assert losses.bigram < losses.unigram < math.log(dataset.vocab_size)
     for first in (5, 0):
-        assert sum(bigram(first, token) for token in range(dataset.vocab_size)) == pytest.approx(1.0)
+        assert sum(bigram(first, token) for token in range(dataset.vocab_size)) == pytest.approx(
+            1.0
+        )
 
 
 def test_a_token_that_nothing_followed_falls_back_to_the_unigram(dataset):
@@ -65,15 +71,19 @@ class Corpus:
 
 @pytest.fixture
 def counted(monkeypatch):
-    monkeypatch.setattr("tokencodes.evaluate.ngram.token_counts", lambda corpus: np.array([2, 3, 5, 2, 0, 0]))
+    monkeypatch.setattr(
+        "tokencodes.evaluate.ngram.token_counts", lambda corpus: np.array([2, 3, 5, 2, 0, 0])
+    )
     return Corpus()
 
 
 @pytest.mark.parametrize(
     ("before", "target", "unigram", "bigram"),
     [
-        (1, 2, 6 / 18, (3 + 1 * 6 / 18) / (3 + 1)),  # 1 is followed by 2 three times, and by nothing else
-        (2, 0, 3 / 18, (2 + 4 * 3 / 18) / (5 + 4)),  # 2 is followed by 1, 3, 2 once, by 0 twice: 5 pairs of 4 kinds
+        # 1 is followed by 2 three times, and by nothing else
+        (1, 2, 6 / 18, (3 + 1 * 6 / 18) / (3 + 1)),
+        # 2 is followed by 1, 3, 2 once, by 0 twice: 5 pairs of 4 kinds
+        (2, 0, 3 / 18, (2 + 4 * 3 / 18) / (5 + 4)),
         (2, 5, 1 / 18, (0 + 4 * 1 / 18) / (5 + 4)),  # a pair above all that were seen of 2
         (3, 1, 4 / 18, (1 + 1 * 4 / 18) / (1 + 1)),
         (3, 5, 1 / 18, (0 + 1 * 1 / 18) / (1 + 1)),  # a pair above every pair that was seen

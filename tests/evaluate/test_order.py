@@ -1,4 +1,6 @@
-"""What is cheap to check is checked before anything slow: no weights are read, no model is fetched, no library is loaded."""
+"""What is cheap to check is checked before anything slow: no weights are read, no model is fetched,
+no library is loaded.
+"""
 
 import pytest
 
@@ -35,13 +37,18 @@ def said(arguments, capsys):
     [
         (["--suite", "embeded"], "did you mean 'embedded'?"),
         (["--suite", "embedded", "--device", "gpu"], "--device 'gpu': known: auto, cpu, cuda"),
-        (["--suite", "embedded", "--dtype", "int8"], "--dtype 'int8': known: float32, bfloat16, float16"),
+        (
+            ["--suite", "embedded", "--dtype", "int8"],
+            "--dtype 'int8': known: float32, bfloat16, float16",
+        ),
         (["--suite", "piqa", "--data", "nowhere"], "--data nowhere: no folder"),
         (["--suite", "embedded", "--documents", "0"], "--documents"),
         (["--suite", "embedded", "--batch-tokens", "0"], "--batch-tokens"),
     ],
 )
-def test_options_of_evaluate_are_checked_before_lm_eval_is_loaded(folder, tmp_path, monkeypatch, capsys, arguments, line):
+def test_options_of_evaluate_are_checked_before_lm_eval_is_loaded(
+    folder, tmp_path, monkeypatch, capsys, arguments, line
+):
     monkeypatch.setattr(tasks, "harness", refuse("lm-eval"))
     assert line in said(["evaluate", folder, "--out", tmp_path / "out", *arguments], capsys)
     assert not (tmp_path / "out").exists()
@@ -49,7 +56,9 @@ def test_options_of_evaluate_are_checked_before_lm_eval_is_loaded(folder, tmp_pa
 
 def test_the_folder_of_evaluate_is_checked_before_lm_eval_is_loaded(folder, monkeypatch, capsys):
     monkeypatch.setattr(tasks, "harness", refuse("lm-eval"))
-    assert "neither empty nor of this command" in said(["evaluate", folder, "--suite", "embedded", "--out", folder], capsys)
+    assert "neither empty nor of this command" in said(
+        ["evaluate", folder, "--suite", "embedded", "--out", folder], capsys
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,15 +74,35 @@ def test_tokenizer_context_and_prefix_are_checked_before_weights_are_read(
     folder, tmp_path, monkeypatch, capsys, arguments, line
 ):
     monkeypatch.setattr(subject, "_foreign", refuse("reading weights"))
-    asked = ["evaluate", folder, "--suite", "embedded", "--documents", "1", "--out", tmp_path / "out"]
+    asked = [
+        "evaluate",
+        folder,
+        "--suite",
+        "embedded",
+        "--documents",
+        "1",
+        "--out",
+        tmp_path / "out",
+    ]
     assert line in said([*asked, *arguments], capsys)
 
 
-def test_a_changed_file_of_rows_is_found_before_weights_are_read(folder, tmp_path, monkeypatch, capsys):
+def test_a_changed_file_of_rows_is_found_before_weights_are_read(
+    folder, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(subject, "_foreign", refuse("reading weights"))
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "piqa_validation.jsonl").write_text("{}\n")
-    asked = ["evaluate", folder, "--suite", "piqa", "--data", tmp_path / "rows", "--out", tmp_path / "out"]
+    asked = [
+        "evaluate",
+        folder,
+        "--suite",
+        "piqa",
+        "--data",
+        tmp_path / "rows",
+        "--out",
+        tmp_path / "out",
+    ]
     assert "piqa_validation.jsonl: its lines have SHA-256" in said(asked, capsys)
 
 
@@ -81,29 +110,46 @@ def test_an_audit_checks_the_suite_before_the_tokenizer(monkeypatch, capsys):
     from tokencodes.evaluate import texts
 
     monkeypatch.setattr(texts, "open_texts", refuse("the tokenizer"))
-    assert "did you mean 'piqa'?" in said(["audit", "--suite", "pica", "--tokenizer", "owner/name"], capsys)
-    assert "--data nowhere" in said(["audit", "--suite", "piqa", "--data", "nowhere", "--tokenizer", "owner/name"], capsys)
+    assert "did you mean 'piqa'?" in said(
+        ["audit", "--suite", "pica", "--tokenizer", "owner/name"], capsys
+    )
+    assert "--data nowhere" in said(
+        ["audit", "--suite", "piqa", "--data", "nowhere", "--tokenizer", "owner/name"], capsys
+    )
 
 
-def test_a_contrast_checks_margins_and_folders_before_evaluations_are_read(tmp_path, monkeypatch, capsys):
+def test_a_contrast_checks_margins_and_folders_before_evaluations_are_read(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(pairs, "sides", refuse("evaluations"))
     (tmp_path / "a").mkdir()
-    assert "--margin 0.5: between" in said(["contrast", tmp_path, tmp_path, "--margin", "0.5"], capsys)
-    assert "--margin-bits 0.0: a number above 0" in said(["contrast", tmp_path, tmp_path, "--margin-bits", "0"], capsys)
+    assert "--margin 0.5: between" in said(
+        ["contrast", tmp_path, tmp_path, "--margin", "0.5"], capsys
+    )
+    assert "--margin-bits 0.0: a number above 0" in said(
+        ["contrast", tmp_path, tmp_path, "--margin-bits", "0"], capsys
+    )
     assert "b: no such folder" in said(["contrast", tmp_path / "a", tmp_path / "b"], capsys)
-    assert "neither empty" in said(["contrast", tmp_path / "a", tmp_path / "a", "--out", tmp_path], capsys)
+    assert "neither empty" in said(
+        ["contrast", tmp_path / "a", tmp_path / "a", "--out", tmp_path], capsys
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["--to", "pickle"], "--to 'pickle': known: llama, gguf, onnx"),
-        (["--to", "llama", "--dtype", "Q8_0"], "--dtype 'Q8_0': llama is written in F32, BF16, F16"),
+        (
+            ["--to", "llama", "--dtype", "Q8_0"],
+            "--dtype 'Q8_0': llama is written in F32, BF16, F16",
+        ),
         (["--to", "llama"], "taken: is there already"),
         (["--to", "llama", "--force"], "was not made by export or import"),
     ],
 )
-def test_options_of_export_are_checked_before_a_model_is_fetched(tmp_path, monkeypatch, capsys, arguments, line):
+def test_options_of_export_are_checked_before_a_model_is_fetched(
+    tmp_path, monkeypatch, capsys, arguments, line
+):
     from tokencodes import hub
 
     monkeypatch.setattr(hub, "fetch", refuse("the hub"))
@@ -121,7 +167,9 @@ def test_options_of_export_are_checked_before_a_model_is_fetched(tmp_path, monke
         ([], "taken: is there already"),
     ],
 )
-def test_options_of_import_are_checked_before_a_model_is_fetched(tmp_path, monkeypatch, capsys, arguments, line):
+def test_options_of_import_are_checked_before_a_model_is_fetched(
+    tmp_path, monkeypatch, capsys, arguments, line
+):
     from tokencodes import hub
 
     monkeypatch.setattr(hub, "fetch", refuse("the hub"))
@@ -130,7 +178,9 @@ def test_options_of_import_are_checked_before_a_model_is_fetched(tmp_path, monke
     assert line in said(["import", "owner/name", *arguments, "--out", tmp_path / "taken"], capsys)
 
 
-def test_an_export_checks_the_tokenizer_before_weights_are_read(tmp_path, tokenizer_path, monkeypatch, capsys):
+def test_an_export_checks_the_tokenizer_before_weights_are_read(
+    tmp_path, tokenizer_path, monkeypatch, capsys
+):
     from tests.export.conftest import saved, trained
     from tokencodes import checkpoint
 
@@ -141,22 +191,35 @@ def test_an_export_checks_the_tokenizer_before_weights_are_read(tmp_path, tokeni
     assert "but the model was trained with the tokenizer" in said(asked, capsys)
 
 
-@pytest.mark.parametrize("text", ["[]", "null", "{}", '{"max_position_embeddings": "many"}', '{"model_type": "unknown"}', "{"])
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "null", "{}", '{"max_position_embeddings": "many"}', '{"model_type": "unknown"}', "{"],
+)
 def test_an_audit_believes_no_config_that_is_not_a_models(tmp_path, tokenizer_path, text):
     (tmp_path / "tokenizer.json").write_bytes(tokenizer_path.read_bytes())
     (tmp_path / "config.json").write_text(text)
-    assert subject.context_beside(str(tmp_path)) == subject.context_beside(str(tmp_path / "tokenizer.json")) == 2048
+    assert (
+        subject.context_beside(str(tmp_path))
+        == subject.context_beside(str(tmp_path / "tokenizer.json"))
+        == 2048
+    )
 
 
 def test_an_audit_reads_as_many_tokens_as_the_model_beside_the_tokenizer(folder, tmp_path):
     tiny("gpt2").save_pretrained(tmp_path / "gpt2")
-    assert subject.context_beside(str(folder)) == 128 == subject.context_beside(str(folder / "tokenizer.json"))
+    assert (
+        subject.context_beside(str(folder))
+        == 128
+        == subject.context_beside(str(folder / "tokenizer.json"))
+    )
     assert subject.context_beside(str(tmp_path / "gpt2")) == 128  # which calls it n_positions
     assert subject.context_beside(str(tmp_path)) == 128  # as of a run: its model
     assert subject.context_beside("owner/name") == 2048
 
 
-@pytest.mark.parametrize("text", ["[]", "null", "{}", "{", '{"model_type": "llama", "hidden_size": "wide"}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "{}", "{", '{"model_type": "llama", "hidden_size": "wide"}']
+)
 def test_a_configuration_with_wrong_contents_is_one_line(folder, tmp_path, capsys, text):
     (folder / "config.json").write_text(text)
     line = said(["evaluate", folder, "--suite", "embedded", "--out", tmp_path / "out"], capsys)
@@ -167,8 +230,13 @@ def test_the_code_of_a_model_is_not_run(folder, tmp_path, capsys):
     import json
 
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    config |= {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    assert "cannot be loaded" in said(["evaluate", folder, "--suite", "embedded", "--out", tmp_path / "out"], capsys)
+    assert "cannot be loaded" in said(
+        ["evaluate", folder, "--suite", "embedded", "--out", tmp_path / "out"], capsys
+    )
     assert not (tmp_path / "ran").exists()

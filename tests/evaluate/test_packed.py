@@ -1,4 +1,6 @@
-"""Attention over pieces: which keys each token sees, when a piece is cut, and that the numbers are those of plain attention."""
+"""Attention over pieces: which keys each token sees, when a piece is cut, and that the numbers are
+those of plain attention.
+"""
 
 import contextlib
 
@@ -32,7 +34,9 @@ def seen_by(part, start):
         assert part.ranges == ((start + part.begin, start + part.end),) and start + part.begin == 0
         mask = torch.ones(rows, rows, dtype=torch.bool).tril()
     assert mask.shape == (rows, len(keys))
-    return [[key for key, visible in zip(keys, row, strict=True) if visible] for row in mask.tolist()]
+    return [
+        [key for key, visible in zip(keys, row, strict=True) if visible] for row in mask.tolist()
+    ]
 
 
 @pytest.mark.parametrize("start", [0, 5])
@@ -70,15 +74,27 @@ def test_a_branch_of_a_branch_is_cut_too_and_keeps_what_lies_before_both(monkeyp
     last = np.array([6, 4, 2, 4, 4, 6, 6])  # 0; 1 with branches 2 and 3-4; 5-6
     parts = _parts_of(piece_of(last), CPU)
     assert [(part.begin, part.end) for part in parts] == [(0, 1), (1, 2), (2, 3), (3, 5), (5, 7)]
-    assert [part.ranges for part in parts] == [((0, 1),), ((0, 2),), ((0, 3),), ((0, 2), (3, 5)), ((0, 1), (5, 7))]
-    assert seen_by(parts[3], 0) == [[0, 1, 3], [0, 1, 3, 4]] and seen_by(parts[4], 0) == [[0, 5], [0, 5, 6]]
+    assert [part.ranges for part in parts] == [
+        ((0, 1),),
+        ((0, 2),),
+        ((0, 3),),
+        ((0, 2), (3, 5)),
+        ((0, 1), (5, 7)),
+    ]
+    assert seen_by(parts[3], 0) == [[0, 1, 3], [0, 1, 3, 4]] and seen_by(parts[4], 0) == [
+        [0, 5],
+        [0, 5, 6],
+    ]
 
 
 def test_a_piece_without_a_trunk_is_cut_into_its_branches(monkeypatch):
     monkeypatch.setattr(packed, "CALL", -1)
     monkeypatch.setattr(packed, "COPY", 0)
     parts = _parts_of(piece_of(np.array([1, 1, 2])), CPU)
-    assert [(part.begin, part.end, part.ranges) for part in parts] == [(0, 2, ((0, 2),)), (2, 3, ((2, 3),))]
+    assert [(part.begin, part.end, part.ranges) for part in parts] == [
+        (0, 2, ((0, 2),)),
+        (2, 3, ((2, 3),)),
+    ]
     assert parts[0].mask is None and seen_by(parts[0], 0) == [[0], [0, 1]]
 
 
@@ -86,7 +102,9 @@ def test_one_sequence_needs_no_mask_and_one_that_continues_another_does():
     (alone,) = _parts_of(piece_of(np.array([2, 2, 2])), CPU)
     assert (alone.begin, alone.end, alone.ranges, alone.mask) == (0, 3, ((0, 3),), None)
     (later,) = _parts_of(piece_of(np.array([2, 2, 2]), 4), CPU)
-    assert later.ranges == ((0, 7),) and later.mask.tolist() == [[True] * (5 + row) + [False] * (2 - row) for row in range(3)]
+    assert later.ranges == ((0, 7),) and later.mask.tolist() == [
+        [True] * (5 + row) + [False] * (2 - row) for row in range(3)
+    ]
     keys = torch.arange(20.0).view(1, 10, 2)
     assert later.of(keys).tolist() == keys[:, :7].tolist()
     two = packed._Part(0, 1, ((0, 1), (3, 5)), None)
@@ -98,7 +116,11 @@ def plain_attention(query, keys, values, mask, scaling):
     groups = query.shape[0] // keys.shape[0]
     rows = []
     for head in range(query.shape[0]):
-        scores = query[head] @ keys[head // groups].T * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        scores = (
+            query[head]
+            @ keys[head // groups].T
+            * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        )
         rows.append(scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values[head // groups])
     return torch.stack(rows)
 
@@ -107,7 +129,9 @@ def plain_attention(query, keys, values, mask, scaling):
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 def test_attention_is_that_of_the_formula(key_heads, scaling):
     draw = torch.Generator().manual_seed(0)
-    query, keys, values = (torch.randn(heads, 5, 6, generator=draw) for heads in (4, key_heads, key_heads))
+    query, keys, values = (
+        torch.randn(heads, 5, 6, generator=draw) for heads in (4, key_heads, key_heads)
+    )
     causal = torch.ones(5, 5, dtype=torch.bool).tril()
     wanted = plain_attention(query, keys, values, causal, scaling)
     assert torch.allclose(_attention_of(query, keys, values, None, scaling), wanted, atol=1e-6)
@@ -129,7 +153,9 @@ def test_logits_come_in_parts_and_are_those_of_the_models_own_forward(kind, monk
     rows = torch.arange(one.size)
     with torch.no_grad():
         parts = list(Packed(model).logits(one, rows))
-        assert [len(part) for part in parts] == [3, 3, 2] and {part.dtype for part in parts} == {torch.float32}
+        assert [len(part) for part in parts] == [3, 3, 2] and {part.dtype for part in parts} == {
+            torch.float32
+        }
         found = torch.cat(parts)
         for ids in ([3, 4, 5, 6], [3, 4, 9], [20, 21, 22]):
             own = model(torch.tensor([ids])).logits[0]
@@ -142,7 +168,9 @@ def one_row(one, past):
     row = 0
     for piece in one.pieces:
         for place in range(len(piece.tokens)):
-            seen = [int(piece.tokens[other]) for other in range(place + 1) if piece.last[other] >= place]
+            seen = [
+                int(piece.tokens[other]) for other in range(place + 1) if piece.last[other] >= place
+            ]
             if seen == past:
                 return row + place
         row += len(piece.tokens)
@@ -192,7 +220,9 @@ def test_the_models_own_attention_comes_back_also_after_an_error():
         assert model.config._attn_implementation == f"tokencodes-{id(forward)}"
         raise RuntimeError("stop")
     assert model.config._attn_implementation == "sdpa"
-    assert not [name for name in AttentionInterface._global_mapping if name.startswith("tokencodes-")]
+    assert not [
+        name for name in AttentionInterface._global_mapping if name.startswith("tokencodes-")
+    ]
 
 
 def test_kept_keys_that_no_later_piece_needs_are_dropped():
@@ -204,10 +234,16 @@ def test_kept_keys_that_no_later_piece_needs_are_dropped():
 
 def test_rows_are_padded_and_padding_is_not_seen():
     model, sequences = tiny("mistral"), ([3, 4, 5, 6, 7, 8, 9], [10, 11], [12])
-    plan, _ = make_plan([(np.array([*ids, 0], np.uint32), 1) for ids in sequences], 64, shared=False)
+    plan, _ = make_plan(
+        [(np.array([*ids, 0], np.uint32), 1) for ids in sequences], 64, shared=False
+    )
     (one,) = plan.passes
     with torch.no_grad():
         (found,) = Rows(model).logits(one, torch.arange(one.size))
         own = torch.cat([model(torch.tensor([ids])).logits[0] for ids in sequences])
         (some,) = Rows(model).logits(one, torch.tensor([7, 9]))
-    assert found.shape == (10, VOCAB) and torch.allclose(found, own, atol=2e-5) and torch.equal(some, found[[7, 9]])
+    assert (
+        found.shape == (10, VOCAB)
+        and torch.allclose(found, own, atol=2e-5)
+        and torch.equal(some, found[[7, 9]])
+    )

@@ -1,4 +1,6 @@
-"""Seeds of two arms are paired by the seeds that their runs have on record. The names of folders show nothing."""
+"""Seeds of two arms are paired by the seeds that their runs have on record. The names of folders
+show nothing.
+"""
 
 import json
 import shutil
@@ -17,7 +19,8 @@ from tokencodes.files import read_json, write_json
 from tokencodes.train.metrics import Silent
 from tokencodes.train.run import train
 
-RIGHT = {  # by arm and seed: which of 8 documents are right. `binary` is better by one document in every seed
+# by arm and seed: which of 8 documents are right. `binary` is better by one document in every seed
+RIGHT = {
     ("learned", 1): (0, 1),
     ("learned", 2): (0, 1, 2, 3),
     ("learned", 3): (0, 1, 2, 3, 4, 5),
@@ -28,7 +31,10 @@ RIGHT = {  # by arm and seed: which of 8 documents are right. `binary` is better
 
 
 def documents(right):
-    return [choices("piqa", number, number in right, acc_norm=float(number in right)) for number in range(8)]
+    return [
+        choices("piqa", number, number in right, acc_norm=float(number in right))
+        for number in range(8)
+    ]
 
 
 @pytest.fixture
@@ -59,7 +65,10 @@ def change_run(folder, **changes):
 
 def test_seeds_are_paired_by_the_seed_on_record_whatever_their_folders_are_called(study):
     before = compared(sides(study / "learned", study / "binary"))
-    assert before["contrasts"][0]["differences"] == (0.125, 0.125, 0.125) and before["paired_by"] == "run seeds"
+    assert (
+        before["contrasts"][0]["differences"] == (0.125, 0.125, 0.125)
+        and before["paired_by"] == "run seeds"
+    )
     rotate(study / "binary")
     after = compared(sides(study / "learned", study / "binary"))
     assert after["contrasts"] == before["contrasts"]
@@ -72,7 +81,11 @@ def test_seeds_are_paired_in_the_order_of_numbers(tmp_path):
         for seed in (10, 9):
             write_run(tmp_path / arm / f"seed-{seed}", documents((0,)), arm, seed)
     pairs = sides(tmp_path / "learned", tmp_path / "binary")
-    assert [pair[0].identity.run.seed for pair in pairs] == [9, 10] == [pair[1].identity.run.seed for pair in pairs]
+    assert (
+        [pair[0].identity.run.seed for pair in pairs]
+        == [9, 10]
+        == [pair[1].identity.run.seed for pair in pairs]
+    )
 
 
 def test_evaluations_beside_their_runs_are_found(study):
@@ -87,19 +100,27 @@ def test_evaluations_beside_their_runs_are_found(study):
 
 def test_the_same_seed_twice_on_a_side_is_refused(study):
     change_run(study / "binary" / "seed-2", seed=1)
-    with pytest.raises(InputError, match=r"binary/seed-1 and .*binary/seed-2: both are run seed 1 of this side"):
+    with pytest.raises(
+        InputError, match=r"binary/seed-1 and .*binary/seed-2: both are run seed 1 of this side"
+    ):
         sides(study / "learned", study / "binary")
     shutil.copytree(study / "learned" / "seed-1", study / "learned" / "seed-1" / "evaluation")
-    with pytest.raises(InputError, match=r"learned/seed-1 and .*learned/seed-1/evaluation: both are run seed 1"):
+    with pytest.raises(
+        InputError, match=r"learned/seed-1 and .*learned/seed-1/evaluation: both are run seed 1"
+    ):
         sides(study / "learned", study / "binary")
 
 
 def test_a_seed_that_one_side_lacks_is_named(study):
     shutil.rmtree(study / "binary" / "seed-2")
-    with pytest.raises(InputError, match=r"learned/seed-2: run seed 2 is evaluated on one side only"):
+    with pytest.raises(
+        InputError, match=r"learned/seed-2: run seed 2 is evaluated on one side only"
+    ):
         sides(study / "learned", study / "binary")
     shutil.rmtree(study / "binary")
-    with pytest.raises(InputError, match=r"binary: neither an evaluation nor a folder of evaluations"):
+    with pytest.raises(
+        InputError, match=r"binary: neither an evaluation nor a folder of evaluations"
+    ):
         sides(study / "learned", study / "binary")
 
 
@@ -117,8 +138,14 @@ def test_runs_that_began_otherwise_or_saw_other_windows_are_no_pair(study, chang
 
 
 def test_pairs_of_two_seeds_are_refused(study):
-    a, b = ([open_evaluation(study / arm / f"seed-{seed}") for seed in (1, 2)] for arm in ("learned", "binary"))
-    with pytest.raises(InputError, match=r"learned/seed-1 and .*binary/seed-2 are no matched pair \(run seed: 1 and 2\)"):
+    a, b = (
+        [open_evaluation(study / arm / f"seed-{seed}") for seed in (1, 2)]
+        for arm in ("learned", "binary")
+    )
+    with pytest.raises(
+        InputError,
+        match=r"learned/seed-1 and .*binary/seed-2 are no matched pair \(run seed: 1 and 2\)",
+    ):
         compared([(a[0], b[1]), (a[1], b[0])])
 
 
@@ -130,7 +157,9 @@ def test_pairs_of_two_seeds_are_refused(study):
 @pytest.mark.parametrize("side", ["learned", "binary"])
 def test_seeds_of_two_studies_or_two_arms_are_not_one_side(study, side, changed):
     change_run(study / side / "seed-2", **changed)
-    with pytest.raises(InputError, match=rf"{side}/seed-1 and .*{side}/seed-2 are no seeds of one arm of one study"):
+    with pytest.raises(
+        InputError, match=rf"{side}/seed-1 and .*{side}/seed-2 are no seeds of one arm of one study"
+    ):
         compared(sides(study / "learned", study / "binary"))
 
 
@@ -143,15 +172,23 @@ def test_another_interface_or_another_checkpoint_is_no_seed(study, side, changed
 
 
 def test_the_same_weights_are_no_second_seed(study):
-    weights = read_json(study / "binary" / "seed-1" / "evaluation.json")["identity"]["weights_sha256"]
+    weights = read_json(study / "binary" / "seed-1" / "evaluation.json")["identity"][
+        "weights_sha256"
+    ]
     change_identity(study / "binary" / "seed-3", weights_sha256=weights)
-    with pytest.raises(InputError, match=r"binary/seed-3: the same weights as .*binary/seed-1, so no seed of its own"):
+    with pytest.raises(
+        InputError,
+        match=r"binary/seed-3: the same weights as .*binary/seed-1, so no seed of its own",
+    ):
         compared(sides(study / "learned", study / "binary"))
 
 
 @pytest.mark.parametrize("key", ["optimizer_sha256", "study_sha256"])
 def test_recipes_that_differ_are_told_from_the_records_of_the_runs(study, key):
-    assert compared(sides(study / "learned", study / "binary"))["level"] == "these interfaces, over 3 run seeds"
+    assert (
+        compared(sides(study / "learned", study / "binary"))["level"]
+        == "these interfaces, over 3 run seeds"
+    )
     for seed in (1, 2, 3):
         change_run(study / "binary" / f"seed-{seed}", **{key: sha256("other")})
     several = compared(sides(study / "learned", study / "binary"))
@@ -162,7 +199,10 @@ def test_recipes_that_differ_are_told_from_the_records_of_the_runs(study, key):
 
 def test_a_recipe_that_the_caller_knows_to_differ_is_told(study):
     pairs = sides(study / "learned", study / "binary")
-    assert compared(pairs, same_recipe=False)["level"] == "these interfaces, over 3 run seeds, of which recipes differ too"
+    assert (
+        compared(pairs, same_recipe=False)["level"]
+        == "these interfaces, over 3 run seeds, of which recipes differ too"
+    )
     assert compared(pairs, same_recipe=True)["level"] == "these interfaces, over 3 run seeds"
 
 
@@ -171,29 +211,51 @@ def test_models_of_no_run_are_paired_by_name_and_every_output_says_so(tmp_path, 
         for name, right in (("a", first), ("b", second)):
             write_made(tmp_path / arm / name, documents(right), interface=None)
     found = compared(sides(tmp_path / "learned", tmp_path / "binary"))
-    assert found["paired_by"] == "folder names" and found["contrasts"][0]["differences"] == (0.125, 0.25)
+    assert found["paired_by"] == "folder names" and found["contrasts"][0]["differences"] == (
+        0.125,
+        0.25,
+    )
     assert found["level"] == "these interfaces, over 2 run seeds by the names of their folders"
-    asked = ["contrast", str(tmp_path / "learned"), str(tmp_path / "binary"), "--out", str(tmp_path / "out")]
+    asked = [
+        "contrast",
+        str(tmp_path / "learned"),
+        str(tmp_path / "binary"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert command(asked) == 0
     note = "PAIRS BY FOLDER NAME ALONE (a with a, b with b)"
-    assert note in capsys.readouterr().err and note in (tmp_path / "out" / "contrast.html").read_text()
+    assert (
+        note in capsys.readouterr().err and note in (tmp_path / "out" / "contrast.html").read_text()
+    )
     (tmp_path / "binary" / "b").rename(tmp_path / "binary" / "c")
     with pytest.raises(InputError, match=r"learned/b: 'b' is evaluated on one side only"):
         sides(tmp_path / "learned", tmp_path / "binary")
 
 
 def test_pairs_by_seed_are_shown_as_such(study, capsys):
-    assert command(["contrast", str(study / "learned"), str(study / "binary"), "--out", str(study / "out")]) == 0
+    assert (
+        command(
+            ["contrast", str(study / "learned"), str(study / "binary"), "--out", str(study / "out")]
+        )
+        == 0
+    )
     note = "Pairs: by the run seed that each evaluation has on record"
     assert note in capsys.readouterr().err and note in (study / "out" / "contrast.html").read_text()
-    assert command(["contrast", str(study / "learned" / "seed-1"), str(study / "binary" / "seed-2")]) == 0
+    assert (
+        command(["contrast", str(study / "learned" / "seed-1"), str(study / "binary" / "seed-2")])
+        == 0
+    )
     assert "Pairs" not in capsys.readouterr().err
     assert pairing(sides(study / "learned" / "seed-1", study / "binary" / "seed-1")) is None
 
 
 def test_a_side_that_names_its_runs_is_not_paired_with_one_that_does_not(study):
     change_identity(study / "binary" / "seed-2", run=None)
-    with pytest.raises(InputError, match=r"learned/seed-1 names the run that it comes from, .*binary/seed-2 does not"):
+    with pytest.raises(
+        InputError,
+        match=r"learned/seed-1 names the run that it comes from, .*binary/seed-2 does not",
+    ):
         sides(study / "learned", study / "binary")
 
 
@@ -208,7 +270,12 @@ def trained(dataset, tmp_path_factory):
             "binary": {"interface": "binary"},
             "slow": {"interface": "learned", "overrides": {"peak_lr": 1e-3}},
         },
-        checkpoint={"interval_steps": 4, "keep_latest": 2, "keep_interval_steps": 4, "export_hf": True},
+        checkpoint={
+            "interval_steps": 4,
+            "keep_latest": 2,
+            "keep_interval_steps": 4,
+            "export_hf": True,
+        },
     )
     for arm, seed in (("learned", 1), ("learned", 2), ("binary", 1), ("slow", 1)):
         train(configured.run(arm, seed), dataset, folder / arm / f"seed-{seed}", Silent())
@@ -227,7 +294,10 @@ def test_a_model_names_the_run_that_it_comes_from(trained):
     found = identified(run / "model")
     result = read_json(run / "result.json")
     assert (found.arm, found.seed) == ("learned", 1)
-    assert (found.start_sha256, found.windows_sha256) == (result["start_sha256"], result["windows_sha256"])
+    assert (found.start_sha256, found.windows_sha256) == (
+        result["start_sha256"],
+        result["windows_sha256"],
+    )
     assert found == identified(run / LAST)
     half = identified(run / HALF)
     assert half.start_sha256 == found.start_sha256 and half.windows_sha256 != found.windows_sha256
@@ -247,10 +317,19 @@ def test_arms_of_a_seed_have_their_start_and_windows_and_study_in_common(trained
         identified(trained / arm / f"seed-{seed}" / "model")
         for arm, seed in (("learned", 1), ("learned", 2), ("binary", 1), ("slow", 1))
     )
-    assert (learned.start_sha256, learned.windows_sha256) == (binary.start_sha256, binary.windows_sha256)
-    assert learned.start_sha256 != second.start_sha256 and learned.windows_sha256 != second.windows_sha256
+    assert (learned.start_sha256, learned.windows_sha256) == (
+        binary.start_sha256,
+        binary.windows_sha256,
+    )
+    assert (
+        learned.start_sha256 != second.start_sha256
+        and learned.windows_sha256 != second.windows_sha256
+    )
     assert learned.recipe == second.recipe == binary.recipe
-    assert slow.study_sha256 == learned.study_sha256 and slow.optimizer_sha256 != learned.optimizer_sha256
+    assert (
+        slow.study_sha256 == learned.study_sha256
+        and slow.optimizer_sha256 != learned.optimizer_sha256
+    )
 
 
 @pytest.mark.parametrize(
@@ -268,7 +347,8 @@ def test_another_recipe_is_another_study(trained, tmp_path, change):
     assert change[0] in file.read_text()
     file.write_text(file.read_text().replace(*change))
     assert (
-        identified(tmp_path / "run" / "model").study_sha256 != identified(trained / "learned" / "seed-1" / "model").study_sha256
+        identified(tmp_path / "run" / "model").study_sha256
+        != identified(trained / "learned" / "seed-1" / "model").study_sha256
     )
 
 
@@ -277,7 +357,10 @@ def test_another_dataset_is_another_study(trained, tmp_path):
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     file = tmp_path / "run" / "result.json"
     write_json(file, read_json(file) | {"dataset_fingerprint": "other"})
-    first, other = identified(trained / "learned" / "seed-1" / "model"), identified(tmp_path / "run" / "model")
+    first, other = (
+        identified(trained / "learned" / "seed-1" / "model"),
+        identified(tmp_path / "run" / "model"),
+    )
     assert other.study_sha256 != first.study_sha256 and other.start_sha256 == first.start_sha256
 
 

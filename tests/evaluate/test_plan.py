@@ -1,4 +1,6 @@
-"""The plan computes each token once, gives every scored token its whole past, and depends on nothing but what is asked."""
+"""The plan computes each token once, gives every scored token its whole past, and depends on
+nothing but what is asked.
+"""
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ def requests(draw):
     trunk = draw(tokens)
     found = []
     for _ in range(draw(st.integers(1, 10))):
-        ids = trunk[: draw(st.integers(0, len(trunk)))] + draw(st.lists(st.integers(0, 2), min_size=2, max_size=6))
+        ids = trunk[: draw(st.integers(0, len(trunk)))] + draw(
+            st.lists(st.integers(0, 2), min_size=2, max_size=6)
+        )
         found.append((np.array(ids, dtype=np.uint32), draw(st.integers(1, len(ids) - 1))))
     return found
 
@@ -44,7 +48,9 @@ def answers(plan):
     found = {}
     for one in plan.passes:
         past = pasts(one)
-        for row, target, item, place in zip(one.rows, one.targets, one.items, one.places, strict=True):
+        for row, target, item, place in zip(
+            one.rows, one.targets, one.items, one.places, strict=True
+        ):
             assert (item, place) not in found
             found[int(item), int(place)] = (past[row], int(target))
     return found
@@ -74,31 +80,47 @@ def test_the_plan_does_not_depend_on_the_order_of_requests(asked, draw):
     assert one.sha256 == another.sha256
     for mine, theirs in zip(one.passes, another.passes, strict=True):
         assert all(
-            np.array_equal(getattr(mine, name), getattr(theirs, name)) for name in ("rows", "targets", "items", "places")
+            np.array_equal(getattr(mine, name), getattr(theirs, name))
+            for name in ("rows", "targets", "items", "places")
         )
         for a, b in zip(mine.pieces, theirs.pieces, strict=True):
-            assert np.array_equal(a.tokens, b.tokens) and np.array_equal(a.last, b.last) and a.start == b.start
+            assert (
+                np.array_equal(a.tokens, b.tokens)
+                and np.array_equal(a.last, b.last)
+                and a.start == b.start
+            )
 
 
 def test_a_common_beginning_is_computed_once_and_kept_where_what_follows_does_not_fit():
     trunk = list(range(100, 164))
-    asked = [(np.array([*trunk, *range(tail, tail + 20)], dtype=np.uint32), 20) for tail in range(0, 400, 40)]
+    asked = [
+        (np.array([*trunk, *range(tail, tail + 20)], dtype=np.uint32), 20)
+        for tail in range(0, 400, 40)
+    ]
     plan, _ = make_plan(asked, 64)
     assert plan.size == 64 + 10 * 19
-    assert plan.passes[0].pieces[0].kept and all(piece.start == 64 for one in plan.passes[1:] for piece in one.pieces)
+    assert plan.passes[0].pieces[0].kept and all(
+        piece.start == 64 for one in plan.passes[1:] for piece in one.pieces
+    )
     assert make_plan(asked, 64, shared=False)[0].size == 10 * 83
 
 
 def test_what_is_asked_for_changes_the_plans_hash():
     ids = np.arange(10, dtype=np.uint32)
-    hashes = [make_plan(asked, batch)[0].sha256 for asked, batch in (([(ids, 2)], 8), ([(ids, 3)], 8), ([(ids, 2)], 16))]
+    hashes = [
+        make_plan(asked, batch)[0].sha256
+        for asked, batch in (([(ids, 2)], 8), ([(ids, 3)], 8), ([(ids, 2)], 16))
+    ]
     assert len(set(hashes)) == 3
 
 
 def test_a_large_beginning_is_kept_in_a_large_pass_too():
     draw = np.random.default_rng(0)
     trunk = draw.integers(0, 1000, 600, dtype=np.uint32)
-    asked = [(np.concatenate([trunk, draw.integers(0, 1000, 90, dtype=np.uint32)]), 1) for _ in range(200)]
+    asked = [
+        (np.concatenate([trunk, draw.integers(0, 1000, 90, dtype=np.uint32)]), 1)
+        for _ in range(200)
+    ]
     assert 600 + 190 * 89 < make_plan(asked, 32768)[0].size <= 600 + 200 * 89
 
 
@@ -115,11 +137,20 @@ def asked_of(*sequences, scored=1):
 
 
 def test_a_tree_is_one_piece_in_the_order_of_a_walk():
-    plan, items = make_plan([*asked_of([1, 2, 5, 9], [1, 2, 3, 4, 8]), *asked_of([1, 2, 3, 4, 7], scored=2)], 64)
-    ((one,), (piece,)) = plan.passes, plan.passes[0].pieces
+    plan, items = make_plan(
+        [*asked_of([1, 2, 5, 9], [1, 2, 3, 4, 8]), *asked_of([1, 2, 3, 4, 7], scored=2)], 64
+    )
+    (one,), (piece,) = plan.passes, plan.passes[0].pieces
     assert piece.tokens.tolist() == [1, 2, 3, 4, 5] and piece.depth.tolist() == [0, 1, 2, 3, 2]
     assert piece.last.tolist() == [4, 4, 3, 3, 4]  # each token is seen by those up to here
-    assert (piece.start, piece.continues, piece.kept, piece.room, piece.number, piece.chain) == (0, None, False, 0, 0, False)
+    assert (piece.start, piece.continues, piece.kept, piece.room, piece.number, piece.chain) == (
+        0,
+        None,
+        False,
+        0,
+        0,
+        False,
+    )
     assert (plan.size, one.size, plan.batch, plan.shared) == (5, 5, 64, True)
     assert [(ids.tolist(), scored) for ids, scored in plan.items] == [
         ([1, 2, 3, 4, 7], 2),
@@ -143,7 +174,8 @@ def costs(monkeypatch):
     return cost
 
 
-# Three tokens, then two tails of three: nine tokens as one tree, twelve as two rows. And one token that has nothing in common.
+# Three tokens, then two tails of three: nine tokens as one tree, twelve as two rows. And one token
+# that has nothing in common.
 FORK = asked_of([1, 2, 3, 4, 5, 6, 0], [1, 2, 3, 7, 8, 9, 0], [50, 0])
 
 
@@ -168,9 +200,15 @@ def test_a_beginning_is_shared_kept_or_computed_again(costs, saved, keys, batch,
     if kept:
         first, *others, alone = pieces
         assert (alone.start, alone.continues, alone.tokens.tolist()) == (0, None, [50])
-        assert (first.tokens.tolist(), first.depth.tolist(), first.last.tolist()) == ([1, 2, 3], [0, 1, 2], [2, 2, 2])
+        assert (first.tokens.tolist(), first.depth.tolist(), first.last.tolist()) == (
+            [1, 2, 3],
+            [0, 1, 2],
+            [2, 2, 2],
+        )
         assert (first.start, first.room, first.number, first.chain) == (0, 3, 0, True)
-        assert [(piece.start, piece.continues, piece.depth.tolist()) for piece in others] == [(3, first, [0, 1, 2])] * 2
+        assert [(piece.start, piece.continues, piece.depth.tolist()) for piece in others] == [
+            (3, first, [0, 1, 2])
+        ] * 2
 
 
 def test_what_continues_a_kept_piece_comes_in_a_later_pass(costs):
@@ -186,7 +224,11 @@ def test_a_kept_piece_has_room_for_the_longest_that_continues_it(costs):
     fork = asked_of([1, 2, 3, 4, 5, 6, 0], [1, 2, 7, 0], [1, 2, 8, 9, 0])
     plan, _ = make_plan(fork, 4)
     first, *others = (piece for one in plan.passes for piece in one.pieces)
-    assert first.tokens.tolist() == [1, 2] and sorted(len(piece.tokens) for piece in others) == [1, 2, 4] and first.room == 4
+    assert (
+        first.tokens.tolist() == [1, 2]
+        and sorted(len(piece.tokens) for piece in others) == [1, 2, 4]
+        and first.room == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +243,12 @@ def test_a_kept_piece_has_room_for_the_longest_that_continues_it(costs):
     ],
 )
 def test_pieces_go_into_passes_in_their_order_as_many_as_fit(sizes, batch, padded, shared):
-    asked = asked_of(*([number * 100 + place for place in range(size)] + [0] for number, size in enumerate(sizes, 1)))
+    asked = asked_of(
+        *(
+            [number * 100 + place for place in range(size)] + [0]
+            for number, size in enumerate(sizes, 1)
+        )
+    )
     for share, wanted in ((False, padded), (True, shared)):
         plan, _ = make_plan(asked, batch, share)
         assert [[len(piece.tokens) for piece in one.pieces] for one in plan.passes] == wanted
@@ -214,16 +261,23 @@ def test_the_plans_hash_is_over_all_that_it_depends_on():
     digest = hashlib.sha256(b"1 16 128 1000 True")
     for ids, scored in (([1, 2], 1), ([5, 6, 7], 1)):
         digest.update(f" {len(ids)} {scored} ".encode() + np.array(ids, "<u4").tobytes())
-    assert make_plan(asked, 16)[0].sha256 == digest.hexdigest() != make_plan(asked, 16, False)[0].sha256
+    assert (
+        make_plan(asked, 16)[0].sha256
+        == digest.hexdigest()
+        != make_plan(asked, 16, False)[0].sha256
+    )
     assert (planning.VERSION, planning.SAVED, planning.KEYS_A_TOKEN) == (1, 128, 1000)
 
 
 def test_scored_tokens_that_a_piece_carries_and_those_of_the_piece_before_it_are_found(costs):
     costs(3, 0)
-    asked = asked_of([1, 2, 3, 4, 5, 6, 7, 0], [1, 2, 3, 4, 8, 9, 10, 0], [1, 2, 3, 50, 51, 52, 0], scored=6)
+    asked = asked_of(
+        [1, 2, 3, 4, 5, 6, 7, 0], [1, 2, 3, 4, 8, 9, 10, 0], [1, 2, 3, 50, 51, 52, 0], scored=6
+    )
     plan, items = make_plan(asked, 4)
     pieces = [piece.tokens.tolist() for one in plan.passes for piece in one.pieces]
-    assert pieces == [[1, 2, 3], [4, 5, 6, 7], [4, 8, 9, 10], [50, 51, 52]]  # token 4 is carried twice
+    # token 4 is carried twice
+    assert pieces == [[1, 2, 3], [4, 5, 6, 7], [4, 8, 9, 10], [50, 51, 52]]
     found = answers(plan)
     for (ids, scored), item in zip(asked, items, strict=True):
         for place in range(scored):

@@ -1,4 +1,6 @@
-"""Scores are those of the model's own forward, one sequence at a time; order and interruption change no bit of them."""
+"""Scores are those of the model's own forward, one sequence at a time; order and interruption
+change no bit of them.
+"""
 
 import json
 import random
@@ -20,7 +22,9 @@ from tokencodes.evaluate.scorer import Score, Scorer, _finished, _judge, _needed
 
 def request_of(ids, scored, number=0):
     ids = np.array(ids, dtype=np.uint32)
-    return Request(Asked("t", number, 0), ids[:-scored], ids[-scored:], 0, None, None, "", "", ("", ""))
+    return Request(
+        Asked("t", number, 0), ids[:-scored], ids[-scored:], 0, None, None, "", "", ("", "")
+    )
 
 
 def some_requests(seed=0, count=40):
@@ -32,7 +36,10 @@ def some_requests(seed=0, count=40):
         trunk = word(40)
         for _ in range(count // 8):
             question = trunk + word(draw.randrange(3, 12))
-            found += [request_of(question + answer, len(answer)) for answer in (word(1), word(1), word(3), word(5))]
+            found += [
+                request_of(question + answer, len(answer))
+                for answer in (word(1), word(1), word(3), word(5))
+            ]
     found += [request_of(word(30), 29), request_of(word(2), 1), found[0]]
     return found
 
@@ -63,7 +70,9 @@ def test_pieces_whose_attention_is_cut_at_every_branch_give_the_same(kind, batch
     whole = Scorer(model, batch).score(requests)
     monkeypatch.setattr(packed, "CALL", -1)
     monkeypatch.setattr(packed, "COPY", 0)
-    for one, other, request in zip(whole, Scorer(model, batch).score(requests), requests, strict=True):
+    for one, other, request in zip(
+        whole, Scorer(model, batch).score(requests), requests, strict=True
+    ):
         assert np.abs(one.log_probs - other.log_probs).max() < 2e-5
         assert np.abs(other.log_probs - plainly(model, request)[0]).max() < 2e-5
 
@@ -119,13 +128,21 @@ def test_a_killed_evaluation_goes_on_and_no_bit_changes(tmp_path):
     fresh = Scorer(model, 64)
     fresh.score(requests)
     assert 0 < scorer.computed < fresh.computed
-    assert all(np.array_equal(a.log_probs, b.log_probs) and a.greedy == b.greedy for a, b in zip(whole, again, strict=True))
-    assert done[-1][0] == done[-1][1] == len(requests) and all(json.loads(line) for line in file.read_text().splitlines())
+    assert all(
+        np.array_equal(a.log_probs, b.log_probs) and a.greedy == b.greedy
+        for a, b in zip(whole, again, strict=True)
+    )
+    assert done[-1][0] == done[-1][1] == len(requests) and all(
+        json.loads(line) for line in file.read_text().splitlines()
+    )
 
 
 def test_a_killed_evaluation_goes_on_with_the_batch_it_was_begun_with(tmp_path):
     Scorer(tiny("llama"), 96, tmp_path).score(some_requests())
-    assert Scorer(tiny("llama"), None, tmp_path).batch_tokens == 96 and Scorer(tiny("llama")).batch_tokens == 1024
+    assert (
+        Scorer(tiny("llama"), None, tmp_path).batch_tokens == 96
+        and Scorer(tiny("llama")).batch_tokens == 1024
+    )
 
 
 def test_another_models_journal_is_not_believed(tmp_path):
@@ -157,7 +174,10 @@ def test_no_score_is_left_as_the_memory_was(monkeypatch):
     scorer, request = Scorer(tiny("llama"), 64), request_of([1, 2, 3, 4], 2)
     with monkeypatch.context() as patch:
         patch.setattr(scorer_module, "Packed", lambda model: Silent())
-        with pytest.raises(CheckFailed, match="the model gave logits after 1 tokens of a pass, and 2 were asked for"):
+        with pytest.raises(
+            CheckFailed,
+            match="the model gave logits after 1 tokens of a pass, and 2 were asked for",
+        ):
             scorer.score([request])
     whole = scorer._passes
 
@@ -167,14 +187,20 @@ def test_no_score_is_left_as_the_memory_was(monkeypatch):
         return ((log_probs[:-1], best[:-1]) for log_probs, best in whole(plan, journal, askers))
 
     monkeypatch.setattr(scorer, "_passes", without_the_last)
-    with pytest.raises(CheckFailed, match="t, document 5, part 0: a token has no log-probability after all passes"):
+    with pytest.raises(
+        CheckFailed, match="t, document 5, part 0: a token has no log-probability after all passes"
+    ):
         scorer.score([request_of([1, 2, 3, 4], 2, 5)])
 
 
 def test_keys_that_nobody_wrote_are_nan(monkeypatch):
     seen = []
     attend = packed._attention_of
-    monkeypatch.setattr(packed, "_attention_of", lambda query, keys, *rest: (seen.append(keys), attend(query, keys, *rest))[1])
+    monkeypatch.setattr(
+        packed,
+        "_attention_of",
+        lambda query, keys, *rest: (seen.append(keys), attend(query, keys, *rest))[1],
+    )
     model = tiny("llama")
     plan, _ = make_plan([(one.tokens, one.scored) for one in some_requests()], 32)
     forward = packed.Packed(model)
@@ -190,7 +216,10 @@ def test_keys_that_nobody_wrote_are_nan(monkeypatch):
                     end = piece.start + len(piece.tokens)
                     assert keys.shape[1] == values.shape[1] == end + piece.room
                     assert torch.isnan(keys[:, end:]).all() and torch.isnan(values[:, end:]).all()
-                    assert torch.isfinite(keys[:, :end]).all() and torch.isfinite(values[:, :end]).all()
+                    assert (
+                        torch.isfinite(keys[:, :end]).all()
+                        and torch.isfinite(values[:, :end]).all()
+                    )
     assert room and all(torch.isfinite(keys).all() for keys in seen)
 
 
@@ -198,13 +227,20 @@ def test_of_equally_likely_tokens_the_first_is_the_greedy_one():
     logits = torch.zeros(2, 5)
     logits[1, 3] = 1.0
     found, best = _judge(logits.clone(), torch.tensor([0, 0, 1, 1]), torch.tensor([0, 4, 3, 0]))
-    assert best.tolist() == [True, False, True, False] and found[:2].tolist() == pytest.approx([-np.log(5)] * 2)
+    assert best.tolist() == [True, False, True, False] and found[:2].tolist() == pytest.approx(
+        [-np.log(5)] * 2
+    )
 
 
 def test_a_reduced_dtype_is_scored_in_float32_softmax():
     requests, model = some_requests(), tiny("llama")
-    exact, reduced = Scorer(model, 64).score(requests), Scorer(tiny("llama").to(torch.bfloat16), 64).score(requests)
-    worst = max(float(np.abs(a.log_probs - b.log_probs).max()) for a, b in zip(exact, reduced, strict=True))
+    exact, reduced = (
+        Scorer(model, 64).score(requests),
+        Scorer(tiny("llama").to(torch.bfloat16), 64).score(requests),
+    )
+    worst = max(
+        float(np.abs(a.log_probs - b.log_probs).max()) for a, b in zip(exact, reduced, strict=True)
+    )
     assert 1e-4 < worst < 0.5 and reduced[0].log_probs.dtype == np.float32
 
 
@@ -218,7 +254,11 @@ def test_progress_counts_requests_and_tells_the_rate_and_the_time_left(monkeypat
     monkeypatch.setattr(scorer_module.time, "monotonic", lambda: float(next(clock)))
     told = []
     scorer = Scorer(tiny("llama"), 4, progress=lambda *values: told.append(values))
-    requests = [request_of([1, 2, 3, 9], 1), request_of([4, 5, 6, 7, 9], 1), request_of([1, 2, 3, 9], 1)]
+    requests = [
+        request_of([1, 2, 3, 9], 1),
+        request_of([4, 5, 6, 7, 9], 1),
+        request_of([1, 2, 3, 9], 1),
+    ]
     scorer.score(requests)
     # Two passes, of three and of four tokens; the first answers two requests.
     assert told == [(2, 3, 2 / 2, 2 / 3 * 4), (3, 3, 3 / 4, 0.0)] and scorer.computed == 7
@@ -236,14 +276,23 @@ def plan_of_a_kept_beginning(monkeypatch):
 
 def test_a_pass_is_needed_if_it_is_not_done_or_if_one_that_continues_it_is_not(monkeypatch):
     plan, _ = plan_of_a_kept_beginning(monkeypatch)
-    for done, needed in (((), {0, 1, 2, 3}), ((0, 1, 2), {3}), ((0, 1, 3), {0, 2}), ((0, 1, 2, 3), set()), ((1, 2), {0, 3})):
+    for done, needed in (
+        ((), {0, 1, 2, 3}),
+        ((0, 1, 2), {3}),
+        ((0, 1, 3), {0, 2}),
+        ((0, 1, 2, 3), set()),
+        ((1, 2), {0, 3}),
+    ):
         assert _needed(plan, dict.fromkeys(done)) == needed
 
 
 def test_a_request_is_finished_in_the_last_pass_that_answers_it(monkeypatch):
     plan, item_of = plan_of_a_kept_beginning(monkeypatch)
     assert _finished(plan, np.bincount(item_of)).tolist() == [0, 1, 1, 1]
-    asked = [(np.array([1, 2, 3, 4, 5, 6, 0], np.uint32), 6), (np.array([1, 2, 3, 7, 8, 9, 0], np.uint32), 1)]
+    asked = [
+        (np.array([1, 2, 3, 4, 5, 6, 0], np.uint32), 6),
+        (np.array([1, 2, 3, 7, 8, 9, 0], np.uint32), 1),
+    ]
     plan, item_of = make_plan([*asked, asked[0]], 3)
     assert _finished(plan, np.bincount(item_of)).tolist() == [0, 2, 1]
 
@@ -255,7 +304,8 @@ class OnAGpu:
 
 
 @pytest.mark.parametrize(
-    ("fits", "batch"), [(99999, 32768), (32768, 32768), (30000, 16384), (4096, 4096), (2048, 2048), (5, 1024)]
+    ("fits", "batch"),
+    [(99999, 32768), (32768, 32768), (30000, 16384), (4096, 4096), (2048, 2048), (5, 1024)],
 )
 def test_on_a_gpu_the_largest_batch_that_fits_is_taken(monkeypatch, fits, batch):
     scorer, tried = Scorer(tiny("llama"), 64), []
@@ -310,8 +360,12 @@ def test_the_culprit_is_the_document_whose_own_logits_are_not_finite():
         model.get_input_embeddings().weight[5] = float("inf")
     scorer = Scorer(tiny("llama"), 64)
     scorer.model = model
-    with pytest.raises(CheckFailed, match=r"^t, document 7, part 0: a log-probability is not finite"):
-        scorer.score([request_of([1, 2, 3], 1, 6), request_of([1, 5, 6], 1, 7), request_of([9, 8, 7], 1, 8)])
+    with pytest.raises(
+        CheckFailed, match=r"^t, document 7, part 0: a log-probability is not finite"
+    ):
+        scorer.score(
+            [request_of([1, 2, 3], 1, 6), request_of([1, 5, 6], 1, 7), request_of([9, 8, 7], 1, 8)]
+        )
 
 
 def test_another_thread_count_dtype_or_fingerprint_is_another_journal(monkeypatch):
@@ -347,5 +401,7 @@ def test_where_no_document_is_to_blame_alone_the_first_one_is_named(monkeypatch)
         return np.full_like(log_probs, np.nan), best
 
     monkeypatch.setattr(scorer, "_answers", spoilt)
-    with pytest.raises(CheckFailed, match=r"^t, document 9, part 0: a log-probability is not finite"):
+    with pytest.raises(
+        CheckFailed, match=r"^t, document 9, part 0: a log-probability is not finite"
+    ):
         scorer.score([request_of([4, 5, 6], 1, 8), request_of([1, 2, 3], 1, 9)])

@@ -20,7 +20,15 @@ def claims_of(texts, model, limit, prefix, pairs=(), documents=()):
     requests = pair_requests(list(pairs), [WHO] * len(pairs), texts, limit, prefix)
     requests += rolling_requests(list(documents), [WHO] * len(documents), texts, limit, prefix)
     return [
-        Claim("t", 0, 0, *one.texts, None if one.asked.kind == CHOICE else one.asked.part, tuple(score.log_probs), score.greedy)
+        Claim(
+            "t",
+            0,
+            0,
+            *one.texts,
+            None if one.asked.kind == CHOICE else one.asked.part,
+            tuple(score.log_probs),
+            score.greedy,
+        )
         for one, score in zip(requests, Scorer(model, 64).score(requests), strict=True)
     ]
 
@@ -87,7 +95,10 @@ class Letters:
 
 def judged(claims, logits=(0.0, 1.0, 2.0, 3.0, 4.0), dtype=torch.float32, **changes):
     model = Fixed(logits).to(dtype)
-    told = [Claim("t", 4, 1, "a", text, None, tuple(log_probs), greedy) for text, log_probs, greedy in claims]
+    told = [
+        Claim("t", 4, 1, "a", text, None, tuple(log_probs), greedy)
+        for text, log_probs, greedy in claims
+    ]
     return check(model, Letters(), told, 16, None)
 
 
@@ -97,7 +108,9 @@ OF = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0]).log_softmax(-1).tolist()
 def test_an_opinion_counts_claims_and_tokens_and_takes_the_largest_and_the_mean():
     opinion = judged([("e", [OF[4]], True), ("cb", [OF[2] + 3e-5, OF[1] - 6e-5], False)])
     assert (opinion.checked, opinion.tokens, opinion.flags, opinion.allowed) == (2, 3, 0, 1e-4)
-    assert opinion.largest == pytest.approx(6e-5, abs=2e-6) and opinion.mean == pytest.approx(3e-5, abs=2e-6)
+    assert opinion.largest == pytest.approx(6e-5, abs=2e-6) and opinion.mean == pytest.approx(
+        3e-5, abs=2e-6
+    )
     nothing = judged([])
     assert (nothing.checked, nothing.tokens, nothing.largest, nothing.mean) == (0, 0, 0.0, 0.0)
 
@@ -107,19 +120,27 @@ def test_an_opinion_counts_claims_and_tokens_and_takes_the_largest_and_the_mean(
 def test_a_token_that_is_too_far_off_is_found_wherever_it_stands(place, off):
     log_probs = [OF[2], OF[1]]
     log_probs[place] += off
-    with pytest.raises(CheckFailed, match=r"^t, document 4, part 1: a second, independent scorer differs by (0\.0002|nan|inf)"):
+    with pytest.raises(
+        CheckFailed,
+        match=r"^t, document 4, part 1: a second, independent scorer differs by (0\.0002|nan|inf)",
+    ):
         judged([("cb", log_probs, False)])
 
 
 @pytest.mark.parametrize(("text", "log_probs"), [("cb", [OF[2]]), ("c", [OF[2], OF[1]]), ("", [])])
 def test_another_number_of_tokens_is_found(text, log_probs):
-    with pytest.raises(CheckFailed, match=f"part 1: {len(log_probs)} tokens were scored, a second scorer finds {len(text)}"):
+    with pytest.raises(
+        CheckFailed,
+        match=f"part 1: {len(log_probs)} tokens were scored, a second scorer finds {len(text)}",
+    ):
         judged([(text, log_probs, False)])
 
 
 def test_a_greedy_flag_may_differ_only_where_two_logits_are_near():
     assert judged([("e", [OF[4]], True)]).flags == 0
-    with pytest.raises(CheckFailed, match="part 1: a second scorer says greedy True, and no two logits are near"):
+    with pytest.raises(
+        CheckFailed, match="part 1: a second scorer says greedy True, and no two logits are near"
+    ):
         judged([("e", [OF[4]], False)])
     with pytest.raises(CheckFailed, match="says greedy False"):
         judged([("d", [OF[3]], True)])
@@ -140,14 +161,23 @@ def test_a_reduced_dtype_may_be_a_nat_off_at_a_token_and_a_tenth_in_the_mean():
     assert opinion.allowed == 1.0 and opinion.mean == pytest.approx(0.09, abs=0.005)
     with pytest.raises(CheckFailed, match=r"differs by 1\.1 nats at a token"):
         judged([("e", [OF[4] + 1.1], True), *claims[1:]], **reduced)
-    with pytest.raises(CheckFailed, match=r"differs by 0.18 nats a token in the mean of 5 \(allowed: 0.1\)"):
+    with pytest.raises(
+        CheckFailed, match=r"differs by 0.18 nats a token in the mean of 5 \(allowed: 0.1\)"
+    ):
         judged(claims[:5], **reduced)
     logits = (0.0, 1.0, 2.0, 3.0, 3.5)  # half a logit apart, which a reduced dtype may turn round
-    assert judged([("d", [float(torch.tensor(logits).log_softmax(-1)[3])], True)], logits, **reduced).flags == 1
+    assert (
+        judged(
+            [("d", [float(torch.tensor(logits).log_softmax(-1)[3])], True)], logits, **reduced
+        ).flags
+        == 1
+    )
 
 
 def test_a_sample_has_as_many_claims_of_each_task_and_at_least_one():
-    claims = [Claim(task, number, 0, "", "", None, (), True) for task in "bca" for number in range(5)]
+    claims = [
+        Claim(task, number, 0, "", "", None, (), True) for task in "bca" for number in range(5)
+    ]
 
     def counts(size, seed=0):
         drawn = sample(claims, size, seed)
@@ -155,10 +185,21 @@ def test_a_sample_has_as_many_claims_of_each_task_and_at_least_one():
         assert [one.task for one in drawn] == sorted(one.task for one in drawn)
         return [sum(one.task == task for one in drawn) for task in "abc"]
 
-    assert (counts(0), counts(1), counts(8), counts(9), counts(100)) == ([1] * 3, [1] * 3, [2] * 3, [3] * 3, [5] * 3)
+    assert (counts(0), counts(1), counts(8), counts(9), counts(100)) == (
+        [1] * 3,
+        [1] * 3,
+        [2] * 3,
+        [3] * 3,
+        [5] * 3,
+    )
     assert sample([], 5, 0) == []
     assert sample(claims, 6, 1) == sample(claims, 6, 1) != sample(claims, 6, 2)
 
 
 def test_the_bounds_are_those_of_the_documentation():
-    assert (second.A_TOKEN, second.A_TOKEN_REDUCED, second.MEAN_REDUCED, second.NEAR) == (1e-4, 1.0, 0.1, 1e-4)
+    assert (second.A_TOKEN, second.A_TOKEN_REDUCED, second.MEAN_REDUCED, second.NEAR) == (
+        1e-4,
+        1.0,
+        0.1,
+        1e-4,
+    )

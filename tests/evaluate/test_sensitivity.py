@@ -1,4 +1,6 @@
-"""How much a result hangs on truncation, averages, letters, norms and the prefix: on numbers that are computed by hand."""
+"""How much a result hangs on truncation, averages, letters, norms and the prefix: on numbers that
+are computed by hand.
+"""
 
 import math
 
@@ -21,11 +23,21 @@ from tokencodes.evaluate.sensitivity import (
 
 
 def document(acc, truncated=False, task="t", **more):
-    return {"task": task, "metrics": {} if acc is None else {"acc": acc}, "truncated": truncated} | more
+    return {
+        "task": task,
+        "metrics": {} if acc is None else {"acc": acc},
+        "truncated": truncated,
+    } | more
 
 
 def test_truncated_documents_are_taken_as_all_wrong_and_as_all_right():
-    documents = [document(1.0), document(0.0), document(1.0), document(1.0, True), document(0.0, True)]
+    documents = [
+        document(1.0),
+        document(0.0),
+        document(1.0),
+        document(1.0, True),
+        document(0.0, True),
+    ]
     assert of_truncation(documents) == {
         "documents": 5,
         "truncated": 2,
@@ -55,7 +67,9 @@ def test_documents_without_an_accuracy_are_no_part_of_the_bounds():
     assert (found["documents"], found["as_is"], found["least"], found["most"]) == (2, 0.5, 0.0, 0.5)
 
 
-@pytest.mark.parametrize(("dropped", "truncated"), [((0, 0), 0), ((1, 0), 1), ((1, 1), 2), ((0, 7), 1)])
+@pytest.mark.parametrize(
+    ("dropped", "truncated"), [((0, 0), 0), ((1, 0), 1), ((1, 1), 2), ((0, 7), 1)]
+)
 def test_a_request_that_lost_one_token_counts_as_truncated(dropped, truncated):
     records = [
         RequestRecord(
@@ -76,16 +90,34 @@ def test_a_request_that_lost_one_token_counts_as_truncated(dropped, truncated):
         for number, lost in enumerate(dropped)
     ]
     (found,) = counts([*records, records[1]])
-    assert (found.truncated, found.dropped) == (truncated + (dropped[1] > 0), sum(dropped) + dropped[1])
-    assert (found.name, found.documents, found.requests, found.tokens, found.scored) == ("mmlu", 2, 3, 30, 6)
+    assert (found.truncated, found.dropped) == (
+        truncated + (dropped[1] > 0),
+        sum(dropped) + dropped[1],
+    )
+    assert (found.name, found.documents, found.requests, found.tokens, found.scored) == (
+        "mmlu",
+        2,
+        3,
+        30,
+        6,
+    )
     assert (found.lost, found.prefixed) == (2, 2)
     (unknown,) = counts([records[0].model_copy(update={"lost_bytes": None}), records[1]])
     assert unknown.lost is None
 
 
 def test_averages_over_documents_and_over_subjects():
-    documents = [document(1.0, task="m/a"), document(0.0, task="m/b"), document(0.0, task="m/b"), document(1.0, task="m/b")]
-    assert of_averages(documents) == {"micro": 0.5, "macro": pytest.approx((1 + 1 / 3) / 2), "subjects": 2}
+    documents = [
+        document(1.0, task="m/a"),
+        document(0.0, task="m/b"),
+        document(0.0, task="m/b"),
+        document(1.0, task="m/b"),
+    ]
+    assert of_averages(documents) == {
+        "micro": 0.5,
+        "macro": pytest.approx((1 + 1 / 3) / 2),
+        "subjects": 2,
+    }
     assert of_averages(documents[:1]) is None and of_averages(documents[1:]) is None
     assert math.isnan(of_averages([document(None, task="m/a"), document(1.0, task="m/b")])["macro"])
 
@@ -107,13 +139,28 @@ def test_letters_taken_and_right_and_the_best_constant_one():
 
 
 def test_norms_give_an_accuracy_each():
-    documents = [choice(0, 0), choice(0, 1, characters=1, bytes=1), choice(1, 2, bytes=2), choice(3, 3, tokens=0)]
+    documents = [
+        choice(0, 0),
+        choice(0, 1, characters=1, bytes=1),
+        choice(1, 2, bytes=2),
+        choice(3, 3, tokens=0),
+    ]
     assert of_norms(documents) == {"none": 0.5, "characters": 0.75, "bytes": 1.0, "tokens": 0.25}
 
 
 def request(ids, context, kind=CHOICE, prefix=None, task="t"):
     ids = np.array(ids, dtype=np.uint32)
-    return Request(Asked(task, 0, 0, kind), np.array(context, np.uint32), ids, 0, None, prefix, "", "", ("", ""))
+    return Request(
+        Asked(task, 0, 0, kind),
+        np.array(context, np.uint32),
+        ids,
+        0,
+        None,
+        prefix,
+        "",
+        "",
+        ("", ""),
+    )
 
 
 def parts(requests):
@@ -125,13 +172,18 @@ def test_another_prefix_stands_where_the_prefix_stood_and_nowhere_else():
     found = other_prefixes(requests, [4, None])
     assert list(found) == [4, None]
     assert parts(found[4]) == [([4], [5, 6, 7], 4), ([4], [8], 4)]
-    assert parts(found[None]) == [([5], [6, 7], None)]  # of one token nothing would be left to score
-    assert parts(other_prefixes([request([5, 6], [0], prefix=0)], [None])[None]) == [([5], [6], None)]
+    # of one token nothing would be left to score
+    assert parts(found[None]) == [([5], [6, 7], None)]
+    assert parts(other_prefixes([request([5, 6], [0], prefix=0)], [None])[None]) == [
+        ([5], [6], None)
+    ]
 
 
 def test_tokens_that_a_tokenizer_added_after_the_prefix_stay_unscored():
     found = other_prefixes([request([5, 6], [0, 3, 2], prefix=0)], [4, None])
-    assert parts(found[4]) == [([4, 3, 2], [5, 6], 4)] and parts(found[None]) == [([3, 2], [5, 6], None)]
+    assert parts(found[4]) == [([4, 3, 2], [5, 6], 4)] and parts(found[None]) == [
+        ([3, 2], [5, 6], None)
+    ]
 
 
 def test_of_a_rolling_document_the_first_256_tokens_are_scored_anew():
@@ -143,10 +195,19 @@ def test_of_a_rolling_document_the_first_256_tokens_are_scored_anew():
 
 def test_the_prefix_costs_its_first_token_and_the_mean_of_the_rest():
     answered = [
-        (request([5, 6, 7], [0], prefix=0, task="b/x"), Score(np.array([-4.0, -1.0, -2.0], np.float32), False)),
-        (request([5, 6], [0], prefix=0, task="b/y"), Score(np.array([-2.0, -3.0], np.float32), False)),
+        (
+            request([5, 6, 7], [0], prefix=0, task="b/x"),
+            Score(np.array([-4.0, -1.0, -2.0], np.float32), False),
+        ),
+        (
+            request([5, 6], [0], prefix=0, task="b/y"),
+            Score(np.array([-2.0, -3.0], np.float32), False),
+        ),
         (request([5], [9], task="b/y"), Score(np.array([-99.0], np.float32), False)),
-        (request([5, 6], [0], prefix=0, task="a"), Score(np.array([-8.0, -1.0], np.float32), False)),
+        (
+            request([5, 6], [0], prefix=0, task="a"),
+            Score(np.array([-8.0, -1.0], np.float32), False),
+        ),
     ]
     asked = []
 
@@ -156,12 +217,54 @@ def test_the_prefix_costs_its_first_token_and_the_mean_of_the_rest():
 
     rows = of_prefix(answered, [None, 4], scores)
     assert rows == [
-        {"benchmark": "a", "which": "default", "prefix": 0, "texts": 1, "first_token": 8.0, "rest": 1.0},
-        {"benchmark": "b", "which": "default", "prefix": 0, "texts": 2, "first_token": 3.0, "rest": 2.0},
-        {"benchmark": "a", "which": "none", "prefix": None, "texts": 1, "first_token": None, "rest": 1.0},
-        {"benchmark": "b", "which": "none", "prefix": None, "texts": 2, "first_token": None, "rest": pytest.approx(4 / 3)},
-        {"benchmark": "a", "which": "other", "prefix": 4, "texts": 1, "first_token": 1.0, "rest": 2.0},
-        {"benchmark": "b", "which": "other", "prefix": 4, "texts": 2, "first_token": 1.0, "rest": pytest.approx(7 / 3)},
+        {
+            "benchmark": "a",
+            "which": "default",
+            "prefix": 0,
+            "texts": 1,
+            "first_token": 8.0,
+            "rest": 1.0,
+        },
+        {
+            "benchmark": "b",
+            "which": "default",
+            "prefix": 0,
+            "texts": 2,
+            "first_token": 3.0,
+            "rest": 2.0,
+        },
+        {
+            "benchmark": "a",
+            "which": "none",
+            "prefix": None,
+            "texts": 1,
+            "first_token": None,
+            "rest": 1.0,
+        },
+        {
+            "benchmark": "b",
+            "which": "none",
+            "prefix": None,
+            "texts": 2,
+            "first_token": None,
+            "rest": pytest.approx(4 / 3),
+        },
+        {
+            "benchmark": "a",
+            "which": "other",
+            "prefix": 4,
+            "texts": 1,
+            "first_token": 1.0,
+            "rest": 2.0,
+        },
+        {
+            "benchmark": "b",
+            "which": "other",
+            "prefix": 4,
+            "texts": 2,
+            "first_token": 1.0,
+            "rest": pytest.approx(7 / 3),
+        },
     ]
     assert [len(some) for some in asked] == [3, 3]
     assert of_prefix(answered[2:3], [None, 4], scores) == [] and len(asked) == 2
@@ -181,4 +284,8 @@ def test_the_other_prefix_is_a_token_that_is_not_the_default(small_texts):
     assert _other_prefix(small_texts, SimpleNamespace(prefix=0)) == breaks
     assert _other_prefix(small_texts, SimpleNamespace(prefix=breaks)) == letter
     silent = SimpleNamespace(plain=lambda text: [])
-    assert [_other_prefix(silent, SimpleNamespace(prefix=prefix)) for prefix in (0, 1, None)] == [1, 0, 0]
+    assert [_other_prefix(silent, SimpleNamespace(prefix=prefix)) for prefix in (0, 1, None)] == [
+        1,
+        0,
+        0,
+    ]

@@ -33,7 +33,9 @@ def test_the_interval_covers_its_mean_95_times_in_100(count):
 
 
 def test_only_seeds_that_both_have_are_paired():
-    found = paired_difference("a", "b", {"a": {1: 2.0, 2: 3.0, 4: 9.0}, "b": {2: 1.0, 1: 1.5, 3: 0.0}})
+    found = paired_difference(
+        "a", "b", {"a": {1: 2.0, 2: 3.0, 4: 9.0}, "b": {2: 1.0, 1: 1.5, 3: 0.0}}
+    )
     assert found.seeds == (1, 2)
     assert found.differences == (0.5, 2.0)
     assert paired_difference("a", "b", {"a": {1: 2.0}, "b": {2: 1.0}}) is None

@@ -10,7 +10,9 @@ LOSSES = {"gf2": {3: 5.5, 1: 5.25, 2: 5.75}, "learned": {1: 5.0, 2: 5.25, 3: 5.0
 
 
 def pair(mean=-0.3, low=-0.4, high=-0.2, differences=(-0.35, -0.25)):
-    return PairedDifference("gf2", "learned", tuple(range(len(differences))), differences, mean, low, high)
+    return PairedDifference(
+        "gf2", "learned", tuple(range(len(differences))), differences, mean, low, high
+    )
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
@@ -23,9 +25,16 @@ def test_the_interval_is_that_of_one_sample_t(count):
 
 def test_a_pair_is_arm_minus_baseline_in_the_order_of_seeds():
     found = paired_difference("gf2", "learned", LOSSES)
-    assert (found.arm, found.baseline, found.seeds, found.differences) == ("gf2", "learned", (1, 2, 3), (0.25, 0.5, 0.5))
+    assert (found.arm, found.baseline, found.seeds, found.differences) == (
+        "gf2",
+        "learned",
+        (1, 2, 3),
+        (0.25, 0.5, 0.5),
+    )
     expected = stats.ttest_1samp([0.25, 0.5, 0.5], 0.0).confidence_interval(0.95)
-    assert found.mean == pytest.approx(1.25 / 3) and (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.mean == pytest.approx(1.25 / 3) and (found.low, found.high) == pytest.approx(
+        (expected.low, expected.high)
+    )
 
 
 def test_arms_without_a_seed_in_common_are_no_pair():
@@ -37,9 +46,10 @@ def test_arms_without_a_seed_in_common_are_no_pair():
 def test_one_seed_has_no_interval():
     found = paired_difference("gf2", "learned", {"gf2": {1: 5.5}, "learned": {1: 5.0}})
     assert (found.mean, found.low, found.high) == (0.5, None, None) and not found.excludes_zero
-    assert sentence(found) == (
-        "gf2: mean held-out loss 0.500 nats per token above learned in one run each. One seed shows that these two runs differ, "
-        "not that the interfaces do."
+    assert (
+        sentence(found)
+        == "gf2: mean held-out loss 0.500 nats per token above learned in one run each. One seed"
+        " shows that these two runs differ, not that the interfaces do."
     )
 
 
@@ -65,27 +75,34 @@ def test_an_interval_excludes_zero_only_on_one_side_of_it(low, high, excludes):
 
 
 def test_a_clear_difference_in_words():
-    assert sentence(pair()) == (
-        "gf2: mean held-out loss 0.300 nats per token below learned (95 % t interval -0.400 to -0.200, 2 paired run seeds, "
-        "same sign in 2). Under this recipe, text and code seed the two interfaces differ by more than run seeds explain."
+    assert (
+        sentence(pair())
+        == "gf2: mean held-out loss 0.300 nats per token below learned (95 % t interval -0.400 to"
+        " -0.200, 2 paired run seeds, same sign in 2). Under this recipe, text and code seed the"
+        " two interfaces differ by more than run seeds explain."
     )
     assert sentence(pair(0.3, 0.2, 0.4, (0.35, 0.25))).startswith(
         "gf2: mean held-out loss 0.300 nats per token above learned ("
     )
-    assert sentence(pair(), unit="bits").startswith("gf2: mean held-out loss 0.300 bits below learned (")
+    assert sentence(pair(), unit="bits").startswith(
+        "gf2: mean held-out loss 0.300 bits below learned ("
+    )
 
 
 def test_a_clear_difference_of_arms_whose_recipes_differ_in_words():
     assert sentence(pair(), same_recipe=False).endswith(
-        "same sign in 2). The two arms differ by more than run seeds explain, in recipe as in interface: it may be either."
+        "same sign in 2). The two arms differ by more than run seeds explain, in recipe as in"
+        " interface: it may be either."
     )
 
 
 def test_no_difference_in_words():
     for same_recipe in (True, False):
-        assert sentence(pair(-0.1, -0.4, 0.2, (-0.3, 0.1, 0.0)), same_recipe) == (
-            "gf2: mean held-out loss 0.100 nats per token below learned (95 % t interval -0.400 to +0.200, 3 paired run seeds, "
-            "same sign in 1). The interval contains zero: 3 run seeds do not tell the two interfaces apart."
+        assert (
+            sentence(pair(-0.1, -0.4, 0.2, (-0.3, 0.1, 0.0)), same_recipe)
+            == "gf2: mean held-out loss 0.100 nats per token below learned (95 % t interval -0.400"
+            " to +0.200, 3 paired run seeds, same sign in 1). The interval contains zero: 3 run"
+            " seeds do not tell the two interfaces apart."
         )
 
 

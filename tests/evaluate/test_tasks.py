@@ -13,7 +13,15 @@ from tokencodes.evaluate import tasks
 from tokencodes.evaluate.evaluation import Asking, chosen_documents
 from tokencodes.evaluate.language_model import LanguageModel
 from tokencodes.evaluate.requests import ROLLING, Asked
-from tokencodes.evaluate.suites import BENCHMARKS, EMBEDDED, MMLU_0, PIQA, SHA256, SUITES, benchmarks
+from tokencodes.evaluate.suites import (
+    BENCHMARKS,
+    EMBEDDED,
+    MMLU_0,
+    PIQA,
+    SHA256,
+    SUITES,
+    benchmarks,
+)
 from tokencodes.evaluate.tasks import (
     check_rows,
     embedded_rows,
@@ -45,7 +53,10 @@ def test_suites_and_benchmarks_are_joined_each_once_in_their_order():
 
 
 def test_each_suite_has_its_benchmarks_with_their_endpoint_and_examples():
-    told = {name: (one.endpoint, one.shots, one.cluster, one.letters, one.by_subject) for name, one in BENCHMARKS.items()}
+    told = {
+        name: (one.endpoint, one.shots, one.cluster, one.letters, one.by_subject)
+        for name, one in BENCHMARKS.items()
+    }
     assert told == {
         "hellaswag": ("acc_norm", 0, "source", False, False),
         "arc_easy": ("acc", 0, None, False, False),
@@ -78,7 +89,10 @@ def test_changed_damaged_and_missing_rows_are_refused(rows):
     file = rows / f"{PIQA.rows}.jsonl"
     file.write_bytes(LINES + b"\n")
     for function in (lambda: read_rows(rows, PIQA.rows), lambda: check_rows([PIQA], rows)):
-        with pytest.raises(InputError, match=f"its lines have SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}, not"):
+        with pytest.raises(
+            InputError,
+            match=f"its lines have SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}, not",
+        ):
             function()
     file.unlink()
     with pytest.raises(InputError, match="no such file; its lines have SHA-256"):
@@ -88,15 +102,21 @@ def test_changed_damaged_and_missing_rows_are_refused(rows):
         read_rows(rows, PIQA.rows)
 
 
-def test_names_of_rows_are_those_that_benchmarks_want_and_several_missing_ones_are_told_at_once(rows):
+def test_names_of_rows_are_those_that_benchmarks_want_and_several_missing_ones_are_told_at_once(
+    rows,
+):
     chosen = [PIQA, MMLU_0, EMBEDDED, BENCHMARKS["mmlu_5"]]
     assert names_of(chosen, None) == ["mmlu_dev", "mmlu_test", "piqa_validation"]
     assert names_of([PIQA, EMBEDDED], rows) == ["piqa_validation"]
-    with pytest.raises(InputError, match=r"2 files are not there: mmlu_dev\.jsonl\.gz, mmlu_test\.jsonl\.gz$"):
+    with pytest.raises(
+        InputError, match=r"2 files are not there: mmlu_dev\.jsonl\.gz, mmlu_test\.jsonl\.gz$"
+    ):
         names_of(chosen, rows)
     (rows / "mmlu_dev.jsonl.gz").touch()
     assert len(names_of(chosen, rows)) == 3  # of one that is missing, reading it says more
-    with pytest.raises(InputError, match="no folder; name the one that the benchmarks' rows lie in"):
+    with pytest.raises(
+        InputError, match="no folder; name the one that the benchmarks' rows lie in"
+    ):
         names_of(chosen, rows / "piqa_validation.jsonl")
     check_rows([EMBEDDED], None)
     check_rows([PIQA], None)
@@ -131,7 +151,12 @@ def test_lm_eval_is_made_quick_and_quiet_once():
 
 def test_the_subjects_of_mmlu():
     found = subjects(harness())
-    assert len(found) == 57 and found[0] == "abstract_algebra" and found == sorted(found) and found[-1] == "world_religions"
+    assert (
+        len(found) == 57
+        and found[0] == "abstract_algebra"
+        and found == sorted(found)
+        and found[-1] == "world_religions"
+    )
 
 
 def test_embedded_rows_have_their_works():
@@ -145,20 +170,34 @@ def test_embedded_rows_have_their_works():
 
 def test_tasks_are_made_of_local_rows(real_data):
     made = make_tasks(benchmarks("mmlu_5,embedded,piqa"), real_data / "eval")
-    assert len(made) == 59 and [made[0].name, made[0].subject] == ["mmlu_5/abstract_algebra", "abstract_algebra"]
+    assert len(made) == 59 and [made[0].name, made[0].subject] == [
+        "mmlu_5/abstract_algebra",
+        "abstract_algebra",
+    ]
     assert (made[57].name, made[57].subject, len(made[57].documents)) == ("embedded", None, 13)
     assert made[58].name == "piqa" and len(made[58].documents) == 1838
-    assert {row["subject"] for row in made[0].documents} == {"abstract_algebra"} and len(made[0].documents) == 100
+    assert {row["subject"] for row in made[0].documents} == {"abstract_algebra"} and len(
+        made[0].documents
+    ) == 100
     assert made[0].task.config.num_fewshot == 5 and len(list(made[0].task.fewshot_docs())) == 5
-    assert made[0].task.config.task == "mmlu_5/abstract_algebra" and made[0].task.config.dataset_path == "local"
+    assert (
+        made[0].task.config.task == "mmlu_5/abstract_algebra"
+        and made[0].task.config.dataset_path == "local"
+    )
 
 
 def task_with(name, size, benchmark=PIQA):
-    return SimpleNamespace(name=name, benchmark=benchmark, task=SimpleNamespace(eval_docs=[None] * size))
+    return SimpleNamespace(
+        name=name, benchmark=benchmark, task=SimpleNamespace(eval_docs=[None] * size)
+    )
 
 
 def test_documents_are_all_or_a_seeded_draw_from_each_benchmark():
-    some = [task_with("mmlu_0/a", 4, MMLU_0), task_with("mmlu_0/b", 3, MMLU_0), task_with("piqa", 2)]
+    some = [
+        task_with("mmlu_0/a", 4, MMLU_0),
+        task_with("mmlu_0/b", 3, MMLU_0),
+        task_with("piqa", 2),
+    ]
 
     def chosen(documents, seed=0):
         return chosen_documents(some, Asking((), None, 16, 0, documents, seed))
@@ -168,7 +207,11 @@ def test_documents_are_all_or_a_seeded_draw_from_each_benchmark():
     for size in range(1, 7):
         drawn = chosen(size)
         mmlu = [(name, number) for name in drawn for number in drawn[name] if name != "piqa"]
-        assert len(mmlu) == size == len(set(mmlu)) and mmlu == sorted(mmlu) and len(drawn["piqa"]) == min(size, 2)
+        assert (
+            len(mmlu) == size == len(set(mmlu))
+            and mmlu == sorted(mmlu)
+            and len(drawn["piqa"]) == min(size, 2)
+        )
         assert all(set(numbers) <= set(whole[name]) for name, numbers in drawn.items())
     assert chosen(3) == chosen(3, 0) and len({json.dumps(chosen(3, seed)) for seed in range(8)}) > 1
 
@@ -178,8 +221,13 @@ def test_a_language_model_numbers_documents_as_they_were_chosen(small_texts):
     instance = SimpleNamespace(task_name="t", doc_id=1)
     assert model._who(instance, 2, ROLLING) == Asked("t", 9, 2, ROLLING)
     assert model._who(SimpleNamespace(task_name="u", doc_id=1), 0, ROLLING).document == 1
-    assert model._who(SimpleNamespace(task_name=None, doc_id=None), 0, ROLLING) == Asked("", 0, 0, ROLLING)
-    assert model.eot_token_id == -1 and LanguageModel(SimpleNamespace(), small_texts, 16, 7).eot_token_id == 7
+    assert model._who(SimpleNamespace(task_name=None, doc_id=None), 0, ROLLING) == Asked(
+        "", 0, 0, ROLLING
+    )
+    assert (
+        model.eot_token_id == -1
+        and LanguageModel(SimpleNamespace(), small_texts, 16, 7).eot_token_id == 7
+    )
 
 
 def test_a_language_model_encodes_with_and_without_what_the_tokenizer_adds(beginning_path):
@@ -187,5 +235,9 @@ def test_a_language_model_encodes_with_and_without_what_the_tokenizer_adds(begin
 
     model = LanguageModel(SimpleNamespace(), open_texts(beginning_path), 16, 0)
     plain = model.tok_encode("happy", add_special_tokens=False)
-    assert model.tok_encode("happy") == [0, *plain] == model.tok_encode("happy", add_special_tokens=True)
+    assert (
+        model.tok_encode("happy")
+        == [0, *plain]
+        == model.tok_encode("happy", add_special_tokens=True)
+    )
     assert {type(id) for id in plain} == {int}

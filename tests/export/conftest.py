@@ -1,4 +1,6 @@
-"""Small models of every kind of interface, with the tokenizer that they belong to, as folders that can leave."""
+"""Small models of every kind of interface, with the tokenizer that they belong to, as folders that
+can leave.
+"""
 
 import hashlib
 import shutil
@@ -40,7 +42,9 @@ def saved(model, folder, tokenizer_path):
     """As a run leaves its model."""
     model.config.tokenizer_sha256 = hashlib.sha256(tokenizer_path.read_bytes()).hexdigest()
     model.save_pretrained(folder)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_path), bos_token=END, eos_token=END, pad_token=END)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_path), bos_token=END, eos_token=END, pad_token=END
+    )
     tokenizer.save_pretrained(folder)
     shutil.copyfile(tokenizer_path, folder / "tokenizer.json")
     return folder
@@ -55,4 +59,6 @@ def assert_same_tensors(*folders):
 @pytest.fixture
 def make(tmp_path, tokenizer_path):
     """spec -> folder of such a model."""
-    return lambda spec="binary", given=None, **told: saved(trained(spec, given, **told), tmp_path / "model", tokenizer_path)
+    return lambda spec="binary", given=None, **told: saved(
+        trained(spec, given, **told), tmp_path / "model", tokenizer_path
+    )

@@ -1,4 +1,6 @@
-"""How a runtime's greedy continuation is held against ours: ties end nothing, and hide nothing after them."""
+"""How a runtime's greedy continuation is held against ours: ties end nothing, and hide nothing
+after them.
+"""
 
 import numpy as np
 import pytest
@@ -46,21 +48,38 @@ class Scripted(Runtime):
 def test_after_a_tie_the_runtime_goes_on_from_our_token(turns, found):
     runtime = Scripted(turns)
     assert followed(runtime, np.array([7, 8]), OURS, LEADS, tie=0.01) == found
-    assert all(asked[2:] == OURS[: len(asked) - 2] and len(asked) - 2 + steps == 6 for asked, steps in runtime.asked)
+    assert all(
+        asked[2:] == OURS[: len(asked) - 2] and len(asked) - 2 + steps == 6
+        for asked, steps in runtime.asked
+    )
 
 
 def test_a_lead_that_is_no_number_is_no_tie():
-    assert followed(Scripted({1: 0}), np.array([7, 8]), OURS, [float("nan")] * 6, tie=float("inf")) == Followed(1, (), 1)
+    assert followed(
+        Scripted({1: 0}), np.array([7, 8]), OURS, [float("nan")] * 6, tie=float("inf")
+    ) == Followed(1, (), 1)
 
 
 @pytest.mark.parametrize(("turns", "status"), [({2: 0}, "agrees"), ({2: 0, 3: 0}, "differs")])
 def test_the_verdict_counts_every_step(turns, status):
     logits = np.random.default_rng(0).normal(size=(1, 4, 9)).astype(np.float32)
-    expected = Expected(np.zeros((1, 4), np.int64), logits, 0.0, 1e-3, np.array([[7, 8]]), tokens=[OURS], leads=[LEADS])
+    expected = Expected(
+        np.zeros((1, 4), np.int64),
+        logits,
+        0.0,
+        1e-3,
+        np.array([[7, 8]]),
+        tokens=[OURS],
+        leads=[LEADS],
+    )
     other = logits + np.float32(1e-3) * np.sign(logits)
     found = compare(expected, lambda: Scripted(turns, other[0]), "scripted", "F16", False)
     assert found.status == status and found.kl_mean < 1e-4
     if status == "differs":
         assert found.detail == "greedy continuation 1 leaves ours at step 4, which leads by 1.0e+00"
     else:
-        assert found.greedy_steps_equal == (5,) and found.tie_leads == (0.001,) and found.greedy_steps == 6
+        assert (
+            found.greedy_steps_equal == (5,)
+            and found.tie_leads == (0.001,)
+            and found.greedy_steps == 6
+        )

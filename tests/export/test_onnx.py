@@ -32,7 +32,10 @@ SPECS = [
 def test_logits_are_ours_with_and_without_a_cache(spec, make, tmp_path):
     found = export(make(spec), "onnx", tmp_path / "out")
     runtime = found.runtimes[0]
-    assert (runtime.runtime, runtime.status) == ("onnxruntime", "agrees") and runtime.largest_difference <= 1e-4
+    assert (runtime.runtime, runtime.status) == (
+        "onnxruntime",
+        "agrees",
+    ) and runtime.largest_difference <= 1e-4
     assert runtime.greedy_steps_equal == (64, 64)
 
 
@@ -45,17 +48,24 @@ def test_the_graph_holds_the_code_and_not_its_table(make, tmp_path):
     assert sizes["model.embed_tokens.codebook"] == [320, 9] and [320, 72] not in sizes.values()
 
 
-@pytest.mark.parametrize("spec", ["learned", "gf2", "binary:values=pm1,lift=interleave", "learned-code"])
+@pytest.mark.parametrize(
+    "spec", ["learned", "gf2", "binary:values=pm1,lift=interleave", "learned-code"]
+)
 def test_a_graph_comes_back_as_what_it_was(spec, make, tmp_path):
     folder = make(spec)
     export(folder, "onnx", tmp_path / "out")
     found = bring(tmp_path / "out", tmp_path / "again", None, None, None, False)
-    assert found.interface["interface"] == str(InterfaceSpec.parse(spec)) and "onnxruntime" in found.compared
+    assert (
+        found.interface["interface"] == str(InterfaceSpec.parse(spec))
+        and "onnxruntime" in found.compared
+    )
     assert_same_tensors(folder, tmp_path / "again")
 
 
 def session(folder):
-    return onnxruntime.InferenceSession(str(folder / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        str(folder / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
 
 
 def test_padding_on_the_left_and_a_cache_in_parts_change_nothing(make, tmp_path):
@@ -77,8 +87,14 @@ def test_padding_on_the_left_and_a_cache_in_parts_change_nothing(make, tmp_path)
         found.append(logits)
     assert np.abs(np.concatenate(found, axis=1) - whole).max() < 1e-4
     padded = np.concatenate([np.zeros((2, 3), dtype=np.int64), ids.numpy()], axis=1)
-    mask = np.concatenate([np.zeros((2, 3), dtype=np.int64), np.ones((2, 20), dtype=np.int64)], axis=1)
-    told = {"input_ids": padded, "attention_mask": mask, "position_ids": np.maximum(mask.cumsum(1) - 1, 0)}
+    mask = np.concatenate(
+        [np.zeros((2, 3), dtype=np.int64), np.ones((2, 20), dtype=np.int64)], axis=1
+    )
+    told = {
+        "input_ids": padded,
+        "attention_mask": mask,
+        "position_ids": np.maximum(mask.cumsum(1) - 1, 0),
+    }
     logits = run.run(["logits"], told | dict.fromkeys(names, empty))[0]
     assert np.abs(logits[:, 3:] - whole).max() < 1e-4
 
@@ -90,14 +106,21 @@ def test_large_weights_lie_in_a_file_of_their_own(make, tmp_path, monkeypatch):
     assert (tmp_path / "out" / "onnx" / "model.onnx_data").stat().st_size > 50 * (
         tmp_path / "out" / "onnx" / "model.onnx"
     ).stat().st_size / 10
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["transformers.js_config"]["use_external_data_format"]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["transformers.js_config"][
+        "use_external_data_format"
+    ]
 
 
-@pytest.mark.skipif("NODE_PATH" not in os.environ, reason="NODE_PATH names no folder with transformers.js")
+@pytest.mark.skipif(
+    "NODE_PATH" not in os.environ, reason="NODE_PATH names no folder with transformers.js"
+)
 @pytest.mark.parametrize("spec", ["binary", "gf2", "learned"])
 def test_transformers_js_agrees_where_it_is_installed(spec, make, tmp_path):
     runtime = export(make(spec), "onnx", tmp_path / "out").runtimes[1]
-    assert (runtime.runtime, runtime.status) == ("transformers.js", "agrees") and runtime.greedy_steps_equal == (64, 64)
+    assert (runtime.runtime, runtime.status) == (
+        "transformers.js",
+        "agrees",
+    ) and runtime.greedy_steps_equal == (64, 64)
 
 
 def test_transformers_js_is_not_run_where_it_is_not(make, tmp_path, monkeypatch):

@@ -49,7 +49,9 @@ def test_a_code_is_found_in_its_table(spec, size, width):
     found = fit(table)
     assert np.array_equal(found.materialize().numpy(), table)
     assert found.describe().trainable_parameters == 0
-    if not {"width", "affine", "center"} & set(spec.replace("=", ":").replace(",", ":").split(":")):  # or equal by another name
+    if not {"width", "affine", "center"} & set(
+        spec.replace("=", ":").replace(",", ":").split(":")
+    ):  # or equal by another name
         assert str(found.spec) == str(made.spec)
 
 
@@ -75,7 +77,10 @@ def test_one_changed_bit_is_no_code_any_more():
         fit(table)
     for channel in range(5, 96, 9):
         table[100, channel] = table[100, 5]  # the same bit in every copy of its coordinate
-    with pytest.raises(InputError, match=r"tokens 100 and 271 have the same vector in the input table \(1 such pairs\)"):
+    with pytest.raises(
+        InputError,
+        match=r"tokens 100 and 271 have the same vector in the input table \(1 such pairs\)",
+    ):
         fit(table)
 
 
@@ -84,12 +89,17 @@ def test_one_changed_bit_is_no_code_any_more():
 def test_a_table_of_one_vector_for_all_tokens_is_no_code(value, size, width):
     table = np.full((size, width), value, dtype=np.float32)
     for asked in (None, "binary", "gf2", "binary:lift=orthogonal", "binary:scale=match,std=0"):
-        with pytest.raises(InputError, match="tokens 0 and 1 have the same vector in the input table"):
+        with pytest.raises(
+            InputError, match="tokens 0 and 1 have the same vector in the input table"
+        ):
             interface_of_table(table, asked, None, Path("x"))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("spec", ["binary", "gf2:values=pm1,lift=interleave", "gaussian:width=20", "binary:lift=orthogonal"])
+@pytest.mark.parametrize(
+    "spec",
+    ["binary", "gf2:values=pm1,lift=interleave", "gaussian:width=20", "binary:lift=orthogonal"],
+)
 def test_a_value_that_is_not_finite_is_found_in_whatever_row(spec, value, monkeypatch):
     monkeypatch.setattr(check, "BLOCK_ENTRIES", 96 * 7)
     made = build_interface(InterfaceSpec.parse(spec), 320, 96).materialize().numpy()
@@ -97,11 +107,16 @@ def test_a_value_that_is_not_finite_is_found_in_whatever_row(spec, value, monkey
         table = made.copy()
         table[row, 95] = value
         for asked in (None, spec):
-            with pytest.raises(InputError, match=f"the input table is not finite in the row of token {row};"):
+            with pytest.raises(
+                InputError, match=f"the input table is not finite in the row of token {row};"
+            ):
                 interface_of_table(table, asked, None, Path("x"))
 
 
-@pytest.mark.parametrize("spec", ["binary", "gf2:values=pm1,lift=interleave", "gaussian:width=20", "binary:lift=orthogonal"])
+@pytest.mark.parametrize(
+    "spec",
+    ["binary", "gf2:values=pm1,lift=interleave", "gaussian:width=20", "binary:lift=orthogonal"],
+)
 def test_every_entry_of_a_table_is_compared_with_the_code_that_it_is_said_to_be(spec, monkeypatch):
     monkeypatch.setattr(base, "BLOCK_ENTRIES", 96 * 7)
     made = build_interface(InterfaceSpec.parse(spec), 320, 96).materialize().numpy()
@@ -114,13 +129,20 @@ def test_every_entry_of_a_table_is_compared_with_the_code_that_it_is_said_to_be(
 
 
 def test_a_table_behind_an_orthogonal_lift_is_taken_up_to_rounding_and_no_further():
-    made = build_interface(InterfaceSpec.parse("binary:lift=orthogonal"), 320, 96).materialize().numpy()
+    made = (
+        build_interface(InterfaceSpec.parse("binary:lift=orthogonal"), 320, 96)
+        .materialize()
+        .numpy()
+    )
     bound = 1e-5 * float(np.abs(made).max())
     for apart, taken in ((0.9 * bound, True), (1.1 * bound, False)):
         table = made.copy()
         table[317, 3] += apart
         if taken:
-            assert "every entry within" in interface_of_table(table, "binary:lift=orthogonal", None, Path("x"))[1]
+            assert (
+                "every entry within"
+                in interface_of_table(table, "binary:lift=orthogonal", None, Path("x"))[1]
+            )
         else:
             with pytest.raises(InputError, match="its input table is not that of"):
                 interface_of_table(table, "binary:lift=orthogonal", None, Path("x"))

@@ -1,4 +1,6 @@
-"""Checkpoints of other programs: other names, fused and interleaved tensors, stored codes; believed by their logits alone."""
+"""Checkpoints of other programs: other names, fused and interleaved tensors, stored codes; believed
+by their logits alone.
+"""
 
 import json
 
@@ -54,7 +56,9 @@ def theirs(model, prefix="module.", neighbours=False, fused=None, up_first=False
             whole = torch.cat(qkv)
         found[f"{prefix}blocks.{number}.attn.wqkv.weight"] = whole
         pair = [found.pop(f"{prefix}blocks.{number}.ffn.{part}.weight") for part in ("w1", "w3")]
-        found[f"{prefix}blocks.{number}.ffn.w13.weight"] = torch.cat(pair[::-1] if up_first else pair)
+        found[f"{prefix}blocks.{number}.ffn.w13.weight"] = torch.cat(
+            pair[::-1] if up_first else pair
+        )
     return found
 
 
@@ -75,7 +79,9 @@ def leave(tmp_path):
         )
         ids = torch.randint(0, 320, (2, 24), generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
-            save_file({"input_ids": ids, "logits": model(ids).logits}, tmp_path / "logits.safetensors")
+            save_file(
+                {"input_ids": ids, "logits": model(ids).logits}, tmp_path / "logits.safetensors"
+            )
         return folder, tmp_path / "logits.safetensors", ids
 
     return write
@@ -83,7 +89,9 @@ def leave(tmp_path):
 
 def same(model, folder, ids):
     with torch.no_grad():
-        return torch.equal(model(ids).logits, TokenCodeForCausalLM.from_pretrained(folder).eval()(ids).logits)
+        return torch.equal(
+            model(ids).logits, TokenCodeForCausalLM.from_pretrained(folder).eval()(ids).logits
+        )
 
 
 @pytest.mark.parametrize("neighbours", [False, True])
@@ -92,14 +100,18 @@ def same(model, folder, ids):
 def test_every_layout_is_found_by_its_logits(neighbours, fused, up_first, leave, tmp_path):
     model = trained("gf2")
     tensors = theirs(model, neighbours=neighbours, fused=fused, up_first=up_first)
-    tensors["module.embedding.codebook"] = model.state_dict()["model.embed_tokens.codebook"].to(torch.int64)
+    tensors["module.embedding.codebook"] = model.state_dict()["model.embed_tokens.codebook"].to(
+        torch.int64
+    )
     folder, logits, ids = leave(model, tensors)
     found = bring(folder, tmp_path / "ours", None, None, logits, False)
     assert found.interface["interface"] == "gf2" and same(model, tmp_path / "ours", ids)
     assert ("neighbours" in found.found) == neighbours and len(found.mapping) == len(tensors)
 
 
-@pytest.mark.parametrize("spec", ["binary", "gf2:affine=true", "binary:values=pm1,lift=interleave", "learned"])
+@pytest.mark.parametrize(
+    "spec", ["binary", "gf2:affine=true", "binary:values=pm1,lift=interleave", "learned"]
+)
 def test_a_written_out_table_will_do(spec, leave, tmp_path):
     model = trained(spec)
     tensors = theirs(model, prefix="")
@@ -123,9 +135,14 @@ def test_a_head_that_shares_the_tables_storage_is_a_head_of_its_own_here(leave, 
 
 
 def test_what_lies_about_a_checkpoint_does_not_make_it_another_thing(leave, tmp_path):
-    """A folder of several steps, whose configuration says llama, with a `checkpoints` beside them."""
+    """A folder of several steps, whose configuration says llama,
+    with a `checkpoints` beside them."""
     model = trained("gf2")
-    tensors = theirs(model) | {"module.embedding.codebook": model.state_dict()["model.embed_tokens.codebook"].to(torch.int64)}
+    tensors = theirs(model) | {
+        "module.embedding.codebook": (
+            model.state_dict()["model.embed_tokens.codebook"].to(torch.int64)
+        )
+    }
     folder, logits, ids = leave(model, tensors)
     told = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**told, "model_type": "llama"}))
@@ -153,17 +170,38 @@ def test_a_matrix_and_an_offset_will_do_either_way_round(transposed, leave, tmp_
 
 def test_a_map_says_what_no_rule_knows(leave, tmp_path, capsys):
     model = trained("binary")
-    tensors = {name.replace("attn.wo", "attn.zz"): tensor for name, tensor in theirs(model, "net.").items()}
+    tensors = {
+        name.replace("attn.wo", "attn.zz"): tensor for name, tensor in theirs(model, "net.").items()
+    }
     tensors["net.junk"] = torch.ones(3)
     folder, logits, ids = leave(model, tensors)
-    asked = ["import", str(folder), "--out", str(tmp_path / "ours"), "--logits", str(logits), "--interface", "binary"]
+    asked = [
+        "import",
+        str(folder),
+        "--out",
+        str(tmp_path / "ours"),
+        "--logits",
+        str(logits),
+        "--interface",
+        "binary",
+    ]
     assert command(asked) == 2
-    assert "tensors have names that no rule knows, first 'net.blocks.0.attn.zz.weight'" in capsys.readouterr().err
-    rules = {"net.blocks.{n}.attn.zz.weight": "model.layers.{n}.self_attn.o_proj.weight", "net.junk": None}
+    assert (
+        "tensors have names that no rule knows, first 'net.blocks.0.attn.zz.weight'"
+        in capsys.readouterr().err
+    )
+    rules = {
+        "net.blocks.{n}.attn.zz.weight": "model.layers.{n}.self_attn.o_proj.weight",
+        "net.junk": None,
+    }
     (tmp_path / "map.json").write_text(json.dumps(rules))
     assert command([*asked, "--map", str(tmp_path / "map.json")]) == 0
     told = capsys.readouterr().out
-    assert "map file" in told and "model.layers.1.self_attn.o_proj.weight" in told and same(model, tmp_path / "ours", ids)
+    assert (
+        "map file" in told
+        and "model.layers.1.self_attn.o_proj.weight" in told
+        and same(model, tmp_path / "ours", ids)
+    )
 
 
 def test_other_logits_are_not_believed_and_nothing_is_written(leave, tmp_path):
@@ -213,8 +251,13 @@ def test_logits_that_cannot_tell_readings_apart_are_not_enough(leave, tmp_path):
         (torch.tensor([[5, 6, 7]]), float("nan")),
     ):
         with torch.no_grad():
-            save_file({"input_ids": ids, "logits": model(ids).logits + change}, tmp_path / "few.safetensors")
-        with pytest.raises(InputError, match="texts of two tokens or more, and finite logits that are not all 0"):
+            save_file(
+                {"input_ids": ids, "logits": model(ids).logits + change},
+                tmp_path / "few.safetensors",
+            )
+        with pytest.raises(
+            InputError, match="texts of two tokens or more, and finite logits that are not all 0"
+        ):
             bring(folder, tmp_path / "ours", "binary", None, tmp_path / "few.safetensors", False)
 
 
@@ -227,11 +270,18 @@ def test_an_incomplete_checkpoint_says_what_is_missing(leave, tmp_path):
         bring(folder, tmp_path / "ours", "binary", None, logits, False)
 
 
-def test_a_stored_code_that_is_not_that_of_the_interface_is_refused_whatever_ids_the_logits_are_of(leave, tmp_path):
-    """The logits beside it are of 48 ids. The others are believed by the stored code alone, so all of it is compared."""
+def test_a_stored_code_that_is_not_that_of_the_interface_is_refused_whatever_ids_the_logits_are_of(
+    leave, tmp_path
+):
+    """The logits beside it are of 48 ids. The others are believed by the stored code alone, so all
+    of it is compared.
+    """
     model = trained("gf2")
     state = model.state_dict()
-    codebook, matrix = state["model.embed_tokens.codebook"].clone(), state["model.embed_tokens.matrix"].clone()
+    codebook, matrix = (
+        state["model.embed_tokens.codebook"].clone(),
+        state["model.embed_tokens.matrix"].clone(),
+    )
     table = model.input_interface.materialize()
     _, _, ids = leave(model, {"none": torch.ones(1)})
     unused = next(id for id in range(319, 0, -1) if id not in set(ids.flatten().tolist()))
@@ -242,9 +292,15 @@ def test_a_stored_code_that_is_not_that_of_the_interface_is_refused_whatever_ids
     for name, tensor, said in (
         ("codebook", codebook, "its codebook is not that of 'gf2'"),
         ("A", matrix.float(), "its matrix is not that of 'gf2'"),
-        ("weight", table, "its input table is not that of 'gf2'|have the same vector in the input table"),
+        (
+            "weight",
+            table,
+            "its input table is not that of 'gf2'|have the same vector in the input table",
+        ),
     ):
-        save_file({**theirs(model), f"module.embedding.{name}": tensor}, folder / "weights.safetensors")
+        save_file(
+            {**theirs(model), f"module.embedding.{name}": tensor}, folder / "weights.safetensors"
+        )
         with pytest.raises(InputError, match=said):
             bring(folder, tmp_path / "ours", "gf2", None, tmp_path / "logits.safetensors", False)
     assert not (tmp_path / "ours").exists()
@@ -262,7 +318,9 @@ def test_the_stored_code_of_the_interface_that_is_asked_for_is_taken(leave, tmp_
             ("weight", model.input_interface.materialize()),
         )
     ):
-        save_file({**theirs(model), f"module.embedding.{name}": tensor}, folder / "weights.safetensors")
+        save_file(
+            {**theirs(model), f"module.embedding.{name}": tensor}, folder / "weights.safetensors"
+        )
         bring(folder, tmp_path / str(number), "gf2", None, logits, False)
         assert same(model, tmp_path / str(number), ids)
 
@@ -271,14 +329,23 @@ def test_the_stored_code_of_the_interface_that_is_asked_for_is_taken(leave, tmp_
     ("name", "change", "said"),
     [
         ("codebook", lambda w: torch.zeros_like(w), "neither|no reading of it gives|no code"),
-        ("codebook", lambda w: w.float().index_fill(0, torch.tensor([318]), float("nan")), "codebook is not finite in row 318"),
+        (
+            "codebook",
+            lambda w: w.float().index_fill(0, torch.tensor([318]), float("nan")),
+            "codebook is not finite in row 318",
+        ),
         ("A", lambda w: torch.zeros(9, 9), "the stored matrix gives two of 320 tokens one word"),
         ("A", lambda w: 3 * torch.eye(9), "the stored matrix holds other numbers than 0 and 1"),
     ],
 )
-def test_a_stored_code_that_cannot_tell_tokens_apart_is_refused(name, change, said, leave, tmp_path):
+def test_a_stored_code_that_cannot_tell_tokens_apart_is_refused(
+    name, change, said, leave, tmp_path
+):
     model = trained("gf2")
-    tensors = {**theirs(model), f"module.embedding.{name}": change(model.state_dict()["model.embed_tokens.codebook"])}
+    tensors = {
+        **theirs(model),
+        f"module.embedding.{name}": change(model.state_dict()["model.embed_tokens.codebook"]),
+    }
     folder, logits, _ = leave(model, tensors)
     with pytest.raises((InputError, CheckFailed), match=said):
         bring(folder, tmp_path / "ours", None, None, logits, False)
@@ -291,9 +358,14 @@ def test_a_trained_table_that_is_not_finite_in_a_row_without_logits_is_refused(l
     unused = next(id for id in range(319, 0, -1) if id not in set(ids.flatten().tolist()))
     table = model.input_interface.materialize()
     table[unused, 5] = float("nan")
-    save_file({**theirs(model), "module.embedding.weight": table}, tmp_path / "theirs" / "weights.safetensors")
+    save_file(
+        {**theirs(model), "module.embedding.weight": table},
+        tmp_path / "theirs" / "weights.safetensors",
+    )
     for asked in (None, "learned"):
-        with pytest.raises(InputError, match=rf"model\.embed_tokens\.weight is not finite in row {unused};"):
+        with pytest.raises(
+            InputError, match=rf"model\.embed_tokens\.weight is not finite in row {unused};"
+        ):
             bring(tmp_path / "theirs", tmp_path / "ours", asked, None, logits, False)
 
 

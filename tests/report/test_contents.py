@@ -1,4 +1,6 @@
-"""Files of a study with valid syntax and wrong contents: one line that names the file, and the field where there is one."""
+"""Files of a study with valid syntax and wrong contents: one line that names the file, and the
+field where there is one.
+"""
 
 import json
 import shutil
@@ -29,7 +31,11 @@ def made(study, tmp_path_factory) -> Path:
 @pytest.fixture
 def folder(made, tmp_path) -> Path:
     """The study, with files that may be changed."""
-    return Path(shutil.copytree(made, tmp_path / "study", ignore=shutil.ignore_patterns("checkpoints", "model", "data")))
+    return Path(
+        shutil.copytree(
+            made, tmp_path / "study", ignore=shutil.ignore_patterns("checkpoints", "model", "data")
+        )
+    )
 
 
 def complaint(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -69,8 +75,12 @@ UNREAD |= {"weight_bytes", "gradient_bytes", "activation_bytes", "activation_byt
 
 
 @pytest.mark.parametrize("name", FILES[:3])
-@pytest.mark.parametrize("new", [REMOVED, None, {"a": 1}, float("nan"), [[]], True], ids=lambda one: repr(one)[:7])
-def test_a_wrong_value_in_any_field_is_one_line_with_the_file_and_the_field(name, new, folder, capsys):
+@pytest.mark.parametrize(
+    "new", [REMOVED, None, {"a": 1}, float("nan"), [[]], True], ids=lambda one: repr(one)[:7]
+)
+def test_a_wrong_value_in_any_field_is_one_line_with_the_file_and_the_field(
+    name, new, folder, capsys
+):
     original = json.dumps(read_json(folder / name))
     asked = 0
     for place in fields(json.loads(original)):
@@ -148,7 +158,9 @@ def test_a_study_file_with_a_wrong_value_is_one_line(key, value, folder, capsys)
         ('{"kind": "step", "step": "3"}', "step"),
     ],
 )
-def test_a_line_of_metrics_that_is_no_record_is_one_line_with_its_number(line, field, folder, capsys):
+def test_a_line_of_metrics_that_is_no_record_is_one_line_with_its_number(
+    line, field, folder, capsys
+):
     file = folder / RUN / "metrics.jsonl"
     whole = file.read_text().splitlines()
     file.write_text("\n".join([*whole[:2], line, *whole[2:]]) + "\n")
@@ -171,7 +183,9 @@ def test_an_arm_that_the_facts_do_not_know_is_one_line(folder, capsys):
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "null"])
-def test_compare_says_which_file_is_damaged_and_writes_it_anew_when_it_is_gone(text, study, made, tmp_path):
+def test_compare_says_which_file_is_damaged_and_writes_it_anew_when_it_is_gone(
+    text, study, made, tmp_path
+):
     out = Path(shutil.copytree(made, tmp_path / "study"))
     file = out / "ngram_baselines.json"
     kept = file.read_text()

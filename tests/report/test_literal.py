@@ -1,4 +1,5 @@
-"""Names from outside keep their letters in tables and pictures: Markdown, CSV, LaTeX, SVG, pages."""
+"""Names from outside keep their letters in tables and pictures:
+Markdown, CSV, LaTeX, SVG, pages."""
 
 import csv
 import html
@@ -42,12 +43,28 @@ def test_a_name_in_markdown_reads_as_it_is(name):
     assert f"<code>{html.escape(name)}</code>" in spans
     table = Grid(name, [name, "n"], [[name, "1"], ["two", "2"]]).markdown()
     cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", page.render(table))
-    assert [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in cells] == [name, "n", name, "1", "two", "2"]
+    assert [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in cells] == [
+        name,
+        "n",
+        name,
+        "1",
+        "two",
+        "2",
+    ]
 
 
 def test_a_line_break_in_a_name_ends_no_row():
     grid = Grid("a\nb", ["c\r\nd"], [["e\nf"], ["g"]], note="h\n\ni")
-    assert grid.markdown().splitlines() == ["### a b", "", "| c d |", "| :--- |", "| e f |", "| g |", "", "h i"]
+    assert grid.markdown().splitlines() == [
+        "### a b",
+        "",
+        "| c d |",
+        "| :--- |",
+        "| e f |",
+        "| g |",
+        "",
+        "h i",
+    ]
     assert list(csv.reader(io.StringIO(grid.csv()))) == [["c\r\nd"], ["e\nf"], ["g"]]
     assert "\n\n" not in grid.latex()
 
@@ -63,7 +80,8 @@ def test_a_dollar_in_a_picture_is_no_formula_and_a_control_character_is_no_xml()
     picture = Figure()
     picture.add_subplot().set_title(r"$\nosuch{ $x_2$ <b> & " + "\x1b[2J \x00 日本")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a font without a glyph matters to no SVG that keeps its text
+        # a font without a glyph matters to no SVG that keeps its text
+        warnings.simplefilter("error")
         text = figures.svg(picture, "test")
     words = "".join(ElementTree.fromstring(text).itertext())
     assert r"$\nosuch{ $x_2$ <b> & \x1b[2J \x00" in words
@@ -72,7 +90,9 @@ def test_a_dollar_in_a_picture_is_no_formula_and_a_control_character_is_no_xml()
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_on_a_page_is_text(name):
     grid = Grid(name, [name], [[name]], note=name)
-    page = rendered("sheet.html.j2", title=name, lead=[name], findings=[name], figures=[], grids=[grid])
+    page = rendered(
+        "sheet.html.j2", title=name, lead=[name], findings=[name], figures=[], grids=[grid]
+    )
     body = page[page.index("<body>") :]
     assert "<script" not in body
     assert html.unescape(re.sub("<[^>]*>", "", body)).count(name) == 7

@@ -26,7 +26,8 @@ def folder(trained, tmp_path_factory):
 
 
 class Page(HTMLParser):
-    """Collects tags, attributes and text; void elements aside, every tag must be closed in order."""
+    """Collects tags, attributes and text;
+    void elements aside, every tag must be closed in order."""
 
     VOID = frozenset({"meta", "br", "link", "img", "hr", "input"})
 
@@ -57,7 +58,11 @@ def test_the_page_is_whole_and_asks_for_nothing_from_outside(folder):
     text = (folder / "report.html").read_text(encoding="utf-8")
     page = Page(text)
     assert page.open == []
-    loads = [value for tag, name, value in page.attributes if name in {"src", "href", "xlink:href", "data", "srcset"}]
+    loads = [
+        value
+        for tag, name, value in page.attributes
+        if name in {"src", "href", "xlink:href", "data", "srcset"}
+    ]
     assert all(value.startswith(("#", "data:image/png;base64,")) for value in loads)
     assert "@import" not in text
     assert not re.search(r"url\((?!#)", text)
@@ -82,19 +87,32 @@ def test_its_numbers_are_those_on_disk(folder, study):
     summary = read_json(folder / "summary.json")
     assert "8 of 8 runs" in words
     for arm in study.arms:
-        losses = [read_json(folder / arm / f"seed-{seed}" / "result.json")["held_out_loss"] for seed in (1, 2)]
+        losses = [
+            read_json(folder / arm / f"seed-{seed}" / "result.json")["held_out_loss"]
+            for seed in (1, 2)
+        ]
         assert summary["arms"][arm]["held_out_loss"] == losses
         assert f"{sum(losses) / 2:.3f}" in words
         assert ", ".join(f"{loss:.3f}" for loss in losses) in words
         results = [read_json(folder / arm / f"seed-{seed}" / "result.json") for seed in (1, 2)]
-        bits, perplexity = (sum(result[key] for result in results) / 2 for key in ("bits_per_byte", "perplexity"))
+        bits, perplexity = (
+            sum(result[key] for result in results) / 2 for key in ("bits_per_byte", "perplexity")
+        )
         below = read_json(folder / "ngram_baselines.json")["unigram"] - sum(losses) / 2
-        row = f"{arm} {sum(losses) / 2:.3f} {losses[0]:.3f}, {losses[1]:.3f} {bits:.3f} {perplexity:.1f} {below:.3f}"
+        row = (
+            f"{arm} {sum(losses) / 2:.3f} {losses[0]:.3f}, {losses[1]:.3f} {bits:.3f}"
+            f" {perplexity:.1f} {below:.3f}"
+        )
         assert row in words
     for pair in summary["pairs"]:
         assert pair["sentence"] in words
     told = {(pair["arm"], pair["baseline"]) for pair in summary["pairs"]}
-    assert told == {("binary", "learned"), ("gf2", "learned"), ("permuted", "learned"), ("permuted", "binary")}
+    assert told == {
+        ("binary", "learned"),
+        ("gf2", "learned"),
+        ("permuted", "learned"),
+        ("permuted", "binary"),
+    }
     assert summary["matched"] is True
     assert "Their hashes were compared" in words
     for heading in (

@@ -21,7 +21,13 @@ PAPER = {
 
 def test_the_papers_table_of_parameters():
     arms = account(read_study("paper", [])[0])
-    keys = ("input_parameters", "body_parameters", "head_parameters", "total_parameters", "buffer_entries")
+    keys = (
+        "input_parameters",
+        "body_parameters",
+        "head_parameters",
+        "total_parameters",
+        "buffer_entries",
+    )
     assert {arm: tuple(facts[key] for key in keys) for arm, facts in arms.items()} == PAPER
     assert {facts["steps"] for facts in arms.values()} == {381_470}
     assert round(arms["binary"]["squared_norm_mean"]) == 981
@@ -59,11 +65,27 @@ def test_activation_memory_is_what_a_real_forward_pass_keeps(preset):
     assert counted.activation_bytes_recomputed < 0.6 * counted.activation_bytes
 
 
-def test_a_dry_run_of_the_papers_recipe_says_what_it_would_take_and_leaves_nothing(tmp_path, capsys):
-    arguments = ["train", "paper", "--arm", "learned", "--out", str(tmp_path / "run"), "--dry-run", "--peak-tflops", "400"]
+def test_a_dry_run_of_the_papers_recipe_says_what_it_would_take_and_leaves_nothing(
+    tmp_path, capsys
+):
+    arguments = [
+        "train",
+        "paper",
+        "--arm",
+        "learned",
+        "--out",
+        str(tmp_path / "run"),
+        "--dry-run",
+        "--peak-tflops",
+        "400",
+    ]
     assert command([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["total_parameters"], told["steps"], told["tokens"]) == (1_812_039_680, 381_470, 381_470 * 262_144)
+    assert (told["total_parameters"], told["steps"], told["tokens"]) == (
+        1_812_039_680,
+        381_470,
+        381_470 * 262_144,
+    )
     assert told["hours_at_peak"] == pytest.approx(10_871_930_880 * 381_470 * 262_144 / 4e14 / 3600)
     assert told["memory_bytes"] == 16 * 1_812_039_680 + told["activation_bytes"]
     assert command(arguments) == 0

@@ -1,4 +1,6 @@
-"""Absurd sizes: each is one line, before memory is taken; and sizes that are possible are not refused."""
+"""Absurd sizes: each is one line, before memory is taken; and sizes that are possible are not
+refused.
+"""
 
 import pytest
 import torch
@@ -81,8 +83,15 @@ def test_an_absurd_seed_peak_or_rank_count_is_one_line(capsys, tmp_path):
 
 @pytest.mark.parametrize("sampling", ["paper", "token-uniform", "packed"])
 def test_the_largest_counts_and_seeds_that_are_taken_can_be_trained(sampling, dataset, tmp_path):
-    batch = {"global_batch_size": 4, "micro_batch_size": 4, "streams": MOST, "windows_per_visit": MOST}
-    study = tiny_study(dataset.path, batch={**batch, "sampling": sampling}, study={"seeds": [(1 << 63) - 1]})
+    batch = {
+        "global_batch_size": 4,
+        "micro_batch_size": 4,
+        "streams": MOST,
+        "windows_per_visit": MOST,
+    }
+    study = tiny_study(
+        dataset.path, batch={**batch, "sampling": sampling}, study={"seeds": [(1 << 63) - 1]}
+    )
     assert train(study.run("gf2", (1 << 63) - 1), dataset, tmp_path, Silent()).status == "done"
     for step in ((1 << 60) - 1, 0):  # the last step of the largest budget, at one token a step
         indices = rank_indices(step, 4)
@@ -91,7 +100,9 @@ def test_the_largest_counts_and_seeds_that_are_taken_can_be_trained(sampling, da
 
 @pytest.mark.parametrize("text", [5000 * "1", 100_000 * "["], ids=["digits", "lists"])
 def test_a_number_of_thousands_of_digits_and_deep_lists_are_one_line(text, capsys, tmp_path):
-    assert "budget.tokens" in refused(capsys, "params", "quickstart", "--set", f"budget.tokens={text}")
+    assert "budget.tokens" in refused(
+        capsys, "params", "quickstart", "--set", f"budget.tokens={text}"
+    )
     (tmp_path / "preset.toml").write_text(f"[budget]\ntargets = {text}\n")
     assert "preset.toml: not TOML" in refused(capsys, "params", str(tmp_path / "preset.toml"))
     for name, read in (("file.json", read_json), ("file.jsonl", read_json_lines)):
@@ -110,13 +121,23 @@ def test_a_microbatch_is_at_most_an_step():
     study = tiny_study("unused", batch={"global_batch_size": 4, "micro_batch_size": 1 << 20})
     assert study.micro_batch == 4
     whole = tiny_study("unused", batch={"global_batch_size": 4, "micro_batch_size": 4})
-    assert account_run(study.run("gf2", 1)).activation_bytes == account_run(whole.run("gf2", 1)).activation_bytes
+    assert (
+        account_run(study.run("gf2", 1)).activation_bytes
+        == account_run(whole.run("gf2", 1)).activation_bytes
+    )
 
 
-@pytest.mark.parametrize("interface", ["learned", "gf2", "learned-code", "learned-code:init=random,width=20", "digits:base=4"])
+@pytest.mark.parametrize(
+    "interface",
+    ["learned", "gf2", "learned-code", "learned-code:init=random,width=20", "digits:base=4"],
+)
 def test_the_formula_of_parameters_counts_what_a_model_has(interface):
-    run = tiny_study("unused", arms={"one": {"interface": interface}}, study={"baseline": "one"}).run("one", 1)
-    assert parameter_count(run) == sum(parameter.numel() for parameter in fresh_model(run).parameters())
+    run = tiny_study(
+        "unused", arms={"one": {"interface": interface}}, study={"baseline": "one"}
+    ).run("one", 1)
+    assert parameter_count(run) == sum(
+        parameter.numel() for parameter in fresh_model(run).parameters()
+    )
 
 
 @pytest.mark.parametrize("name", ["quickstart", "nano", "small"])
@@ -126,15 +147,22 @@ def test_the_formula_of_parameters_agrees_with_the_account_of_a_preset(name):
     assert parameter_count(run) == account_run(run).total_parameters
 
 
-def test_a_run_is_refused_only_if_its_training_state_exceeds_the_memory(study, dataset, tmp_path, monkeypatch):
+def test_a_run_is_refused_only_if_its_training_state_exceeds_the_memory(
+    study, dataset, tmp_path, monkeypatch
+):
     run = study.run("learned", 1)
     needed = 16 * parameter_count(run)
     monkeypatch.setattr(memory, "total_bytes", lambda: needed)
     check_memory(run, World())
     monkeypatch.setattr(memory, "total_bytes", lambda: needed - 1)
-    with pytest.raises(InputError, match=r"gradients and optimizer states of [\d,]+ parameters: about 0\.000703 GB") as caught:
+    with pytest.raises(
+        InputError, match=r"gradients and optimizer states of [\d,]+ parameters: about 0\.000703 GB"
+    ) as caught:
         check_memory(run, World())
-    assert "lower data.vocab_size, model.hidden_size, model.intermediate_size or model.num_hidden_layers" in str(caught.value)
+    assert (
+        "lower data.vocab_size, model.hidden_size, model.intermediate_size or"
+        " model.num_hidden_layers" in str(caught.value)
+    )
     with pytest.raises(InputError, match=r"lower data\.vocab_size"):
         train(run, dataset, tmp_path / "run", Silent())
     assert not (tmp_path / "run").exists()
@@ -150,7 +178,9 @@ def test_memory_is_that_of_all_ranks_of_a_machine(study, monkeypatch):
             return [value]
 
     check_memory(run, Four(0, 4, 4))  # full sharding: the four parts are one whole
-    replicated = run.model_copy(update={"engine": run.engine.model_copy(update={"sharding": "replicate"})})
+    replicated = run.model_copy(
+        update={"engine": run.engine.model_copy(update={"sharding": "replicate"})}
+    )
     with pytest.raises(InputError, match="weights, gradients and optimizer states"):
         check_memory(replicated, Four(0, 4, 4))
     monkeypatch.setattr(memory, "total_bytes", lambda: 4 * parameters * 8 - 1)
@@ -183,7 +213,11 @@ def test_every_rank_refuses_what_one_rank_has_no_memory_for(study, monkeypatch):
 
 
 def test_a_model_that_cannot_fit_is_refused_before_it_is_made(tmp_path, capsys):
-    sets = ["model.num_hidden_layers=4096", "model.hidden_size=1048560", "model.intermediate_size=8388608"]
+    sets = [
+        "model.num_hidden_layers=4096",
+        "model.hidden_size=1048560",
+        "model.intermediate_size=8388608",
+    ]
     options = [word for assignment in sets for word in ("--set", assignment)]
     arguments = ["quickstart", *options, "--arm", "learned", "--out", str(tmp_path / "run")]
     assert "or use more ranks" in refused(capsys, "train", *arguments)
@@ -194,7 +228,10 @@ def test_the_memory_of_this_machine_is_known():
     assert (1 << 28) < free_bytes() <= total_bytes()
     require_memory(total_bytes(), "what fits", "")
     number = r"[\d,.]+ GB"
-    with pytest.raises(InputError, match=f"^more: about {number} of memory; here are {number}, {number} of them free; less$"):
+    with pytest.raises(
+        InputError,
+        match=f"^more: about {number} of memory; here are {number}, {number} of them free; less$",
+    ):
         require_memory(total_bytes() + (1 << 30), "more", "less")
 
 
@@ -210,15 +247,30 @@ def test_the_limit_of_a_control_group_counts(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["binary", "--vocab-size", "1000000000"], "a vocabulary of 1,000,000,000 tokens is beyond the 16,777,216"),
+        (
+            ["binary", "--vocab-size", "1000000000"],
+            "a vocabulary of 1,000,000,000 tokens is beyond the 16,777,216",
+        ),
         (["binary", "--vocab-size", HUGE], "is beyond the 16,777,216"),
         (["binary", "--vocab-size", "0"], "a vocabulary of 0 tokens"),
         (["binary", "--vocab-size", "-5"], "a vocabulary of -5 tokens"),
-        (["binary", "--vocab-size", "320", "--width", "1000000000000"], "a model has 1 to 1,048,576 channels"),
+        (
+            ["binary", "--vocab-size", "320", "--width", "1000000000000"],
+            "a model has 1 to 1,048,576 channels",
+        ),
         (["binary", "--vocab-size", "320", "--width", "0"], "a model has 1 to 1,048,576 channels"),
-        (["random:width=1048576", "--vocab-size", "16777216", "--width", "1048576"], "GB of memory; here are"),
-        (["gf2:width=1048576", "--vocab-size", "320", "--width", "1048576"], "GB of memory; here are"),
-        (["binary:width=1048576,lift=orthogonal", "--vocab-size", "1", "--width", "1048576"], "GB of memory; here are"),
+        (
+            ["random:width=1048576", "--vocab-size", "16777216", "--width", "1048576"],
+            "GB of memory; here are",
+        ),
+        (
+            ["gf2:width=1048576", "--vocab-size", "320", "--width", "1048576"],
+            "GB of memory; here are",
+        ),
+        (
+            ["binary:width=1048576,lift=orthogonal", "--vocab-size", "1", "--width", "1048576"],
+            "GB of memory; here are",
+        ),
     ],
 )
 def test_codes_of_absurd_sizes_are_one_line(arguments, complaint, capsys):
@@ -244,8 +296,16 @@ def test_a_code_is_refused_only_if_its_words_exceed_the_memory(monkeypatch):
 
 
 def test_memory_that_is_refused_by_the_system_is_one_line(monkeypatch, capsys):
-    errors = [MemoryError("Unable to allocate 7.28 TiB"), torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB")]
-    errors += [RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")]
+    errors = [
+        MemoryError("Unable to allocate 7.28 TiB"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"),
+    ]
+    errors += [
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99"
+            " bytes"
+        )
+    ]
     for error in errors:
 
         def fails(*arguments, error=error):
@@ -256,7 +316,11 @@ def test_memory_that_is_refused_by_the_system_is_one_line(monkeypatch, capsys):
 
 
 def test_a_model_is_checked_without_its_weights():
-    run = tiny_study("unused", arms={"one": {"interface": "binary:ids=ranked"}}, study={"baseline": "one"}).run("one", 1)
+    run = tiny_study(
+        "unused", arms={"one": {"interface": "binary:ids=ranked"}}, study={"baseline": "one"}
+    ).run("one", 1)
     check_model(run)
-    wide = run.model.model_copy(update={"hidden_size": 1 << 20, "num_hidden_layers": 2, "num_attention_heads": 64})
+    wide = run.model.model_copy(
+        update={"hidden_size": 1 << 20, "num_hidden_layers": 2, "num_attention_heads": 64}
+    )
     check_model(run.model_copy(update={"model": wide}))  # 35 TB of weights

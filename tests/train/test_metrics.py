@@ -1,4 +1,6 @@
-"""What a run writes down, reads again and shows: records by kind, and a line that fits its terminal."""
+"""What a run writes down, reads again and shows: records by kind, and a line that fits its
+terminal.
+"""
 
 import io
 import json
@@ -79,16 +81,27 @@ def test_a_number_that_is_not_finite_is_never_written(number, tmp_path):
 )
 def test_a_line_with_wrong_contents_is_named(line, tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps({"kind": "heldout", "step": 0, "tokens": 0, "loss": 5.75}) + "\n" + line + "\n")
+    path.write_text(
+        json.dumps({"kind": "heldout", "step": 0, "tokens": 0, "loss": 5.75}) + "\n" + line + "\n"
+    )
     with pytest.raises(InputError, match=re.escape(f"{path}, line 2: ")) as caught:
         MetricsFile(path, 1)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-@pytest.mark.parametrize("name", ["gf2 seed 1", "a-very-long-name-of-an-arm-with-many-words seed 123456"])
+@pytest.mark.parametrize(
+    "name", ["gf2 seed 1", "a-very-long-name-of-an-arm-with-many-words seed 123456"]
+)
 def test_a_line_fits_and_shows_the_loss_and_the_time_left(width, name):
-    line = progress_line(width, name, "1234/100000", "loss 5.123", "1:02:03 left", ("held-out 5.234", "12,345 tokens/s"))
+    line = progress_line(
+        width,
+        name,
+        "1234/100000",
+        "loss 5.123",
+        "1:02:03 left",
+        ("held-out 5.234", "12,345 tokens/s"),
+    )
     assert len(line) <= width
     assert "loss 5.123" in line and line.endswith("1:02:03 left")
     assert ("tokens/s" in line) == (width == 120 and name == "gf2 seed 1") or width == 80
@@ -96,8 +109,14 @@ def test_a_line_fits_and_shows_the_loss_and_the_time_left(width, name):
 
 def test_what_does_not_fit_is_left_out_in_order():
     parts = ("gf2 seed 1", "3/8", "loss 5.1", "0:09 left", ("held-out 5.2", "64 tokens/s"))
-    assert progress_line(66, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 tokens/s  0:09 left"
-    assert progress_line(63, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 tokens/s  0:09 left"
+    assert (
+        progress_line(66, *parts)
+        == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 tokens/s  0:09 left"
+    )
+    assert (
+        progress_line(63, *parts)
+        == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  64 tokens/s  0:09 left"
+    )
     assert progress_line(62, *parts) == "gf2 seed 1  3/8  loss 5.1  held-out 5.2  0:09 left"
     assert progress_line(49, *parts) == "gf2 seed 1  3/8  loss 5.1  0:09 left"
     assert progress_line(30, *parts) == "gf2   3/8  loss 5.1  0:09 left"
@@ -115,7 +134,11 @@ def test_the_display_shows_loss_and_time_left_at_every_width(width):
     terminal.record(step(2))
     terminal.say("a line above")
     terminal.end()
-    last = [line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).splitlines() if "left" in line][-1]
+    last = [
+        line
+        for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).splitlines()
+        if "left" in line
+    ][-1]
     assert len(last.rstrip()) <= width
     assert "loss 5.123" in last and "0:00:02 left" in last  # two steps of a second
     assert ("held-out 5.75" in last) == (width >= 80)
@@ -132,7 +155,10 @@ def test_a_log_has_plain_lines_now_and_then(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     clock[0] += 20.0
     terminal.record(step(2))
-    assert capsys.readouterr().err == "gf2 seed 1: step 2/10  loss 5.123  64 tokens/s  about 0:00:08 left\n"
+    assert (
+        capsys.readouterr().err
+        == "gf2 seed 1: step 2/10  loss 5.123  64 tokens/s  about 0:00:08 left\n"
+    )
     terminal.record(step(3))
     assert capsys.readouterr().err == ""
     terminal.end()

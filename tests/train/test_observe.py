@@ -34,7 +34,22 @@ def stepped(model):
 
 
 def test_log_spaced_steps_are_two_an_octave():
-    assert [step for step in range(1, 130) if log_spaced(step)] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+    assert [step for step in range(1, 130) if log_spaced(step)] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+    ]
     assert not log_spaced(0)
 
 
@@ -55,13 +70,19 @@ def test_update_ratios_are_those_of_the_weights_before_and_after(model):
         names = [name for name, _ in model.named_parameters() if part_of(name) == part]
         after = model.state_dict()
         change = sum(float((after[name] - before[name]).norm()) ** 2 for name in names) ** 0.5
-        assert ratio == pytest.approx(change / sum(float(after[name].norm()) ** 2 for name in names) ** 0.5, rel=1e-3)
+        assert ratio == pytest.approx(
+            change / sum(float(after[name].norm()) ** 2 for name in names) ** 0.5, rel=1e-3
+        )
 
 
 def test_hidden_scales_are_those_of_the_hidden_states(model):
     ids = torch.arange(34).view(2, 17)
-    states = model.model(input_ids=ids[:, :-1], output_hidden_states=True, use_cache=False).hidden_states
+    states = model.model(
+        input_ids=ids[:, :-1], output_hidden_states=True, use_cache=False
+    ).hidden_states
     found = hidden_scales(model, ids)
     assert len(found) == model.config.num_hidden_layers + 1
-    for scale, hidden in zip(found[:-1], states[:-1], strict=True):  # the last state has the final norm on it
+    for scale, hidden in zip(
+        found[:-1], states[:-1], strict=True
+    ):  # the last state has the final norm on it
         assert scale == pytest.approx(float(hidden.detach().square().mean().sqrt()), rel=1e-5)

@@ -23,12 +23,16 @@ def test_then_a_cosine_to_the_minimum_which_stays():
     middle = 2000 + (382_500 - 2000) // 2
     assert learning_rate(middle, PAPER) == pytest.approx((1.5e-4 + 1e-5) / 2)
     quarter = 2000 + (382_500 - 2000) // 4
-    assert learning_rate(quarter, PAPER) == pytest.approx(1e-5 + 1.4e-4 * 0.5 * (1 + math.cos(math.pi / 4)))
+    assert learning_rate(quarter, PAPER) == pytest.approx(
+        1e-5 + 1.4e-4 * 0.5 * (1 + math.cos(math.pi / 4))
+    )
     assert learning_rate(382_500, PAPER) == learning_rate(10**7, PAPER) == pytest.approx(1e-5)
 
 
 def test_no_warm_up_begins_at_the_peak():
-    assert learning_rate(0, OptimizerConfig(warmup_steps=0, schedule_steps=10)) == pytest.approx(1.5e-4)
+    assert learning_rate(0, OptimizerConfig(warmup_steps=0, schedule_steps=10)) == pytest.approx(
+        1.5e-4
+    )
 
 
 def test_matrices_decay_and_vectors_do_not_alike_in_every_arm():
@@ -64,10 +68,19 @@ def test_the_optimizer_begins_with_a_state_that_is_ready_and_empty():
     config = OptimizerConfig(peak_lr=3e-3, beta1=0.8, beta2=0.7, eps=1e-5)
     optimizer = build_optimizer(model, config)
     for group in optimizer.param_groups:
-        assert (group["lr"], group["betas"], group["eps"], group["fused"]) == (3e-3, (0.8, 0.7), 1e-5, True)
+        assert (group["lr"], group["betas"], group["eps"], group["fused"]) == (
+            3e-3,
+            (0.8, 0.7),
+            1e-5,
+            True,
+        )
     assert set(optimizer.state) == set(model.parameters())
     for parameter, state in optimizer.state.items():
-        assert (state["step"].dtype, state["step"].shape, float(state["step"])) == (torch.float32, (), 0.0)
+        assert (state["step"].dtype, state["step"].shape, float(state["step"])) == (
+            torch.float32,
+            (),
+            0.0,
+        )
         for name in ("exp_avg", "exp_avg_sq"):
             assert state[name].shape == parameter.shape
             assert not state[name].requires_grad and not state[name].any()

@@ -1,4 +1,6 @@
-"""Several ranks: the same run but for rounding, and faults on one of them that end or stop all. Forked by `train_on_ranks`."""
+"""Several ranks: the same run but for rounding, and faults on one of them that end or stop all.
+Forked by `train_on_ranks`.
+"""
 
 import json
 import subprocess
@@ -21,11 +23,26 @@ EXACT, ROUNDED = 2e-6, 2e-3  # relative, of losses in float32 and with products 
 def told(texts, dataset, tmp_path_factory) -> dict:
     """What every scenario told; V = 3,071 is a vocabulary that no number of ranks here divides."""
     folder = tmp_path_factory.mktemp("ranks")
-    documents = (document.text for file in sorted(texts.iterdir()) for document in read_documents(file))
+    documents = (
+        document.text for file in sorted(texts.iterdir()) for document in read_documents(file)
+    )
     train_tokenizer(documents, 3071, folder / "tokenizer.json")
-    odd = prepare([str(texts)], folder / "tokenizer.json", folder / "data", PrepareOptions(validation_fraction=0.2))
+    odd = prepare(
+        [str(texts)],
+        folder / "tokenizer.json",
+        folder / "data",
+        PrepareOptions(validation_fraction=0.2),
+    )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "tests/train_on_ranks.py", str(dataset.path), str(odd.path), str(folder / "runs")],
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "tests/train_on_ranks.py",
+            str(dataset.path),
+            str(odd.path),
+            str(folder / "runs"),
+        ],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -71,7 +88,9 @@ def test_ranks_and_engines_change_a_run_by_rounding_only(told, arm, engine, tole
     assert other["heldout"] == pytest.approx(one["heldout"], rel=tolerance)
     for ours, theirs in zip(other["norms"], one["norms"], strict=True):
         assert ours == pytest.approx(theirs, rel=100 * tolerance)
-    for (ratios, scales), (their_ratios, their_scales) in zip(other["scales"], one["scales"], strict=True):
+    for (ratios, scales), (their_ratios, their_scales) in zip(
+        other["scales"], one["scales"], strict=True
+    ):
         assert ratios == pytest.approx(their_ratios, rel=100 * tolerance)
         assert scales == pytest.approx(their_scales, rel=10 * tolerance)
 
@@ -80,7 +99,9 @@ def test_ranks_and_engines_change_a_run_by_rounding_only(told, arm, engine, tole
 def test_what_two_ranks_saved_any_number_takes_up(told, ranks):
     found = told["world_sizes"][str(ranks)]
     saved, went_on = values(found["saved"]), values(found["went_on"])
-    assert {(rank["done"], rank["step"]) for rank in saved} == {(False, 4)}, "one rank alone was asked to stop"
+    assert {(rank["done"], rank["step"]) for rank in saved} == {(False, 4)}, (
+        "one rank alone was asked to stop"
+    )
     assert len(went_on) == ranks
     assert {rank["begin"] for rank in went_on} == {saved[0]["end"]}
     assert {(rank["done"], rank["step"]) for rank in went_on} == {(True, 8)}
@@ -90,7 +111,11 @@ def test_what_two_ranks_saved_any_number_takes_up(told, ranks):
 @pytest.mark.parametrize(
     ("kind", "begins", "says"),
     [
-        ("batch", [{"rank": 1, "windows": [15, 15], "where": "loss"}], "it begins at rank 1, windows 15 to 15, loss"),
+        (
+            "batch",
+            [{"rank": 1, "windows": [15, 15], "where": "loss"}],
+            "it begins at rank 1, windows 15 to 15, loss",
+        ),
         ("weight", None, "model.layers.1.mlp.up_proj.weight was not finite before"),
         (
             "gradient",
@@ -99,7 +124,9 @@ def test_what_two_ranks_saved_any_number_takes_up(told, ranks):
         ),
     ],
 )
-def test_what_is_not_finite_on_one_rank_stops_all_before_the_step_and_is_named(told, kind, begins, says):
+def test_what_is_not_finite_on_one_rank_stops_all_before_the_step_and_is_named(
+    told, kind, begins, says
+):
     found = told["not_finite"][kind]
     assert [rank["error"] for rank in found["ranks"]] == ["NonFinite", "NonFinite"]
     assert len({rank["message"] for rank in found["ranks"]}) == 1
@@ -111,12 +138,16 @@ def test_what_is_not_finite_on_one_rank_stops_all_before_the_step_and_is_named(t
     if begins:
         assert found["file"]["begins"] == begins
     else:
-        assert found["file"]["parameters_not_finite_themselves"] == ["model.layers.1.mlp.up_proj.weight"]
+        assert found["file"]["parameters_not_finite_themselves"] == [
+            "model.layers.1.mlp.up_proj.weight"
+        ]
 
 
 @pytest.mark.parametrize("kind", ["killed", "hangs"])
 def test_a_rank_that_is_gone_or_hangs_ends_the_others(told, kind):
-    """By an error of its own. A rank that only stops when the test's patience ends is `late`, and has no error."""
+    """By an error of its own. A rank that only stops when the test's patience ends is `late`, and
+    has no error.
+    """
     found = told["lost"][kind]
     assert found["first"]["error"] == "CheckFailed"
     assert "rank 0 of 2: another rank is gone or hangs" in found["first"]["message"]

@@ -43,7 +43,11 @@ def test_any_step_comes_out_as_it_was_logged_and_nothing_is_touched(step, began,
 def test_on_another_engine_it_agrees_to_rounding_and_says_so(finished, dataset):
     run, out = finished
     other = run.model_copy(
-        update={"engine": run.engine.model_copy(update={"activation_checkpoint_every": 1, "loss_kernel": "torch"})}
+        update={
+            "engine": run.engine.model_copy(
+                update={"activation_checkpoint_every": 1, "loss_kernel": "torch"}
+            )
+        }
     )
     found = replay(other, dataset, out, 8)
     assert (found.otherwise, found.agrees) == ("activation_checkpoint_every", True)
@@ -56,7 +60,9 @@ def test_an_step_to_come_has_nothing_to_agree_with(finished, dataset):
     assert replay(*(finished[0], dataset, finished[1]), 10).agrees is None
 
 
-def test_a_damaged_checkpoint_is_named_and_an_step_before_the_first_is_refused(finished, dataset, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_an_step_before_the_first_is_refused(
+    finished, dataset, tmp_path
+):
     run, out = finished
     shutil.copytree(out, tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-00000006" / "state.json").write_text("{}")
@@ -70,7 +76,9 @@ def test_a_damaged_checkpoint_is_named_and_an_step_before_the_first_is_refused(f
 def exploded(dataset, tmp_path):
     """A run whose learning rate takes it beyond what float32 holds."""
     optimizer = {"peak_lr": 1e30, "min_lr": 0, "warmup_steps": 0, "schedule_steps": 100}
-    run = tiny_study(dataset.path, optimizer=optimizer, checkpoint={"interval_steps": 1, "keep_latest": 1}).run("learned", 1)
+    run = tiny_study(
+        dataset.path, optimizer=optimizer, checkpoint={"interval_steps": 1, "keep_latest": 1}
+    ).run("learned", 1)
     with pytest.raises(CheckFailed, match="They never reached the weights") as caught:
         train(run, dataset, tmp_path / "run", Silent())
     return run, tmp_path / "run", str(caught.value)
@@ -83,18 +91,33 @@ def test_what_stopped_a_run_is_written_down_and_can_be_computed_again(exploded, 
     assert f"--replay {told['step']}" in message
     found = replay(run, dataset, out, told["step"])
     assert (found.finite, found.agrees, str(found.loss)) == (False, None, told["loss"])
-    with pytest.raises(CheckFailed, match=f"step {told['step']} is not finite, so step {told['step'] + 1} is never"):
+    with pytest.raises(
+        CheckFailed, match=f"step {told['step']} is not finite, so step {told['step'] + 1} is never"
+    ):
         replay(run, dataset, out, told["step"] + 1)
 
 
 def test_the_command_says_it_in_json_and_in_a_line(finished, exploded, capsys, tmp_path):
     import tomli_w
 
-    for (run, out), step in ((finished, 3), (exploded[:2], read_json(exploded[1] / "nonfinite.json")["step"])):
-        study = {"study": {"seeds": [1], "baseline": run.arm}, "arms": {run.arm: {"interface": run.interface}}}
+    for (run, out), step in (
+        (finished, 3),
+        (exploded[:2], read_json(exploded[1] / "nonfinite.json")["step"]),
+    ):
+        study = {
+            "study": {"seeds": [1], "baseline": run.arm},
+            "arms": {run.arm: {"interface": run.interface}},
+        }
         told = run.model_dump(mode="json", exclude_none=True, exclude={"arm", "interface", "seed"})
         (tmp_path / "study.toml").write_text(tomli_w.dumps({**study, **told}))
-        arguments = ["train", str(tmp_path / "study.toml"), "--out", str(out), "--replay", str(step)]
+        arguments = [
+            "train",
+            str(tmp_path / "study.toml"),
+            "--out",
+            str(out),
+            "--replay",
+            str(step),
+        ]
         assert command([*arguments, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["step"] == step
         assert command(arguments) == 0
@@ -113,9 +136,27 @@ def test_a_run_of_a_study_finds_its_text_and_nothing_is_prepared_anew(texts, tmp
         "study.seeds=[1]",
     ]
     sets = [word for assignment in (data, *small) for word in ("--set", assignment)]
-    assert command(["compare", "quickstart", "--out", str(tmp_path / "study"), *sets, "--json"]) == 0
+    assert (
+        command(["compare", "quickstart", "--out", str(tmp_path / "study"), *sets, "--json"]) == 0
+    )
     run = tmp_path / "study" / "gf2" / "seed-1"
     before = sorted(run.rglob("*"))
-    assert command(["train", "quickstart", *sets, "--arm", "gf2", "--out", str(run), "--replay", "2", "--json"]) == 0
+    assert (
+        command(
+            [
+                "train",
+                "quickstart",
+                *sets,
+                "--arm",
+                "gf2",
+                "--out",
+                str(run),
+                "--replay",
+                "2",
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["agrees"] is True
     assert sorted(run.rglob("*")) == before

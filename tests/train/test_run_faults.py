@@ -1,4 +1,6 @@
-"""What happens to a run's machine: a disk that is full or read-only, a clock that jumps, a folder that is another run's."""
+"""What happens to a run's machine: a disk that is full or read-only, a clock that jumps, a folder
+that is another run's.
+"""
 
 import errno
 import json
@@ -37,7 +39,9 @@ class Listener(Silent):
 
 def assert_same_weights(one: Path, other: Path) -> None:
     """The models that two runs ended in, bit by bit."""
-    found, expected = (checkpoint.load_model(folder / "model").state_dict() for folder in (one, other))
+    found, expected = (
+        checkpoint.load_model(folder / "model").state_dict() for folder in (one, other)
+    )
     assert found.keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
@@ -55,7 +59,11 @@ def test_a_disk_that_is_full_during_a_save_costs_the_checkpoint_and_not_the_run(
 ):
     """The disk fills at the save of step 4, and there is room again by step 6."""
     saves = {"interval_steps": 2, "keep_latest": 9, "async_save": background}
-    run, listener, real = tiny_study(dataset.path, checkpoint=saves).run("gf2", 1), Listener(), np.save
+    run, listener, real = (
+        tiny_study(dataset.path, checkpoint=saves).run("gf2", 1),
+        Listener(),
+        np.save,
+    )
 
     def full(path, array):
         if "step-00000004" in str(path):
@@ -64,12 +72,16 @@ def test_a_disk_that_is_full_during_a_save_costs_the_checkpoint_and_not_the_run(
 
     monkeypatch.setattr(np, "save", full)
     train(run, dataset, tmp_path / "gf2", listener)
-    assert [checkpoint.step_of(one) for one in checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints")] == [8, 6, 2]
+    assert [
+        checkpoint.step_of(one) for one in checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints")
+    ] == [8, 6, 2]
     assert not list((tmp_path / "gf2" / "checkpoints").glob(".tmp-*"))
     told = [line for line in listener.lines if "could not be written" in line]
     assert len(told) == 1
     assert "the checkpoint of step 4 could not be written (No space left on device)" in told[0]
-    assert "the last whole one is of step 2, and training goes on: free space on that disk" in told[0]
+    assert (
+        "the last whole one is of step 2, and training goes on: free space on that disk" in told[0]
+    )
     assert_same_weights(tmp_path / "gf2", undisturbed)
 
 
@@ -78,7 +90,17 @@ def test_a_really_full_disk_is_one_line_and_with_room_the_run_ends_in_the_same_b
 ):
     preset = _as_preset(dataset, tmp_path)
     disk = small_disk(1_000_000)  # two checkpoints and the next one do not fit
-    arguments = ["train", str(preset), "--arm", "gf2", "--seed", "1", "--out", str(disk / "run"), "--json"]
+    arguments = [
+        "train",
+        str(preset),
+        "--arm",
+        "gf2",
+        "--seed",
+        "1",
+        "--out",
+        str(disk / "run"),
+        "--json",
+    ]
     assert command(arguments) == 2
     complaint = capsys.readouterr().err
     assert complaint.startswith("tokencodes: ") and complaint.count("\n") == 1
@@ -104,7 +126,9 @@ def _as_preset(dataset, folder: Path) -> Path:
     import tomli_w
 
     path = folder / "preset.toml"
-    path.write_text(tomli_w.dumps(tiny_study(dataset.path).model_dump(mode="json", exclude_none=True)))
+    path.write_text(
+        tomli_w.dumps(tiny_study(dataset.path).model_dump(mode="json", exclude_none=True))
+    )
     return path
 
 
@@ -123,45 +147,77 @@ def _steps(folder: Path) -> list[dict]:
     return [line for line in read_json_lines(folder / "metrics.jsonl") if line["kind"] == "step"]
 
 
-def test_another_engine_may_go_on_with_a_run_and_another_precision_or_recipe_may_not(dataset, undisturbed, tmp_path):
+def test_another_engine_may_go_on_with_a_run_and_another_precision_or_recipe_may_not(
+    dataset, undisturbed, tmp_path
+):
     shutil.copytree(undisturbed, tmp_path / "gf2")
     (tmp_path / "gf2" / "result.json").unlink()
     shutil.rmtree(tmp_path / "gf2" / "checkpoints" / "step-00000008")
     for section, told in (
-        ({"engine": {"precision": "bf16-autocast"}}, "engine.precision is 'float32' there, 'bf16-autocast' asked for"),
-        ({"optimizer": {"peak_lr": 1e-3, "warmup_steps": 2, "schedule_steps": 8}}, "optimizer.min_lr is 0.0003 there"),
-        ({"checkpoint": {"interval_steps": 4, "keep_latest": 2}}, "checkpoint.interval_steps is 2 there, 4 asked for"),
+        (
+            {"engine": {"precision": "bf16-autocast"}},
+            "engine.precision is 'float32' there, 'bf16-autocast' asked for",
+        ),
+        (
+            {"optimizer": {"peak_lr": 1e-3, "warmup_steps": 2, "schedule_steps": 8}},
+            "optimizer.min_lr is 0.0003 there",
+        ),
+        (
+            {"checkpoint": {"interval_steps": 4, "keep_latest": 2}},
+            "checkpoint.interval_steps is 2 there, 4 asked for",
+        ),
     ):
         with pytest.raises(InputError, match="made from another configuration") as refused:
-            train(tiny_study(dataset.path, **section).run("gf2", 1), dataset, tmp_path / "gf2", Silent())
+            train(
+                tiny_study(dataset.path, **section).run("gf2", 1),
+                dataset,
+                tmp_path / "gf2",
+                Silent(),
+            )
         assert told in str(refused.value)
-    run = tiny_study(dataset.path, engine={"activation_checkpoint_every": 1, "loss_kernel": "torch"}).run("gf2", 1)
+    run = tiny_study(
+        dataset.path, engine={"activation_checkpoint_every": 1, "loss_kernel": "torch"}
+    ).run("gf2", 1)
     result = train(run, dataset, tmp_path / "gf2", Silent())
-    assert result.held_out_loss == pytest.approx(read_json(undisturbed / "result.json")["held_out_loss"], rel=2e-6)
+    assert result.held_out_loss == pytest.approx(
+        read_json(undisturbed / "result.json")["held_out_loss"], rel=2e-6
+    )
     assert result.environment["activation_checkpoint_every"] == 1
-    starts = [line for line in read_json_lines(tmp_path / "gf2" / "metrics.jsonl") if line["kind"] == "start"]
+    starts = [
+        line
+        for line in read_json_lines(tmp_path / "gf2" / "metrics.jsonl")
+        if line["kind"] == "start"
+    ]
     assert [line["step"] for line in starts] == [0, 6]
     assert [line["surroundings"]["activation_checkpoint_every"] for line in starts] == [0, 1]
 
 
 def test_parameters_in_bf16_need_no_launcher(dataset, tmp_path):
-    """FSDP2 wants a group of processes, and makes one of this process alone. In a process of its own, for it stays."""
+    """FSDP2 wants a group of processes, and makes one of this process alone. In a process of its
+    own, for it stays.
+    """
     preset = _as_preset(dataset, tmp_path)
     arguments = ["-m", "tokencodes", "train", str(preset), "--out", str(tmp_path / "run"), "--json"]
     told = ["--set", "engine.precision=bf16-parameters"]
-    done = subprocess.run([sys.executable, *arguments, *told], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, *arguments, *told], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["environment"]["dtype"] == "bf16-parameters"
     assert checkpoint.read_replay(checkpoint.find(tmp_path / "run")) is None
 
 
 def test_the_log_has_rates_memory_and_the_share_of_a_measured_peak(undisturbed):
-    start = next(line for line in read_json_lines(undisturbed / "metrics.jsonl") if line["kind"] == "start")
+    start = next(
+        line for line in read_json_lines(undisturbed / "metrics.jsonl") if line["kind"] == "start"
+    )
     assert start["peak_flops"] > 1e9
     for line in _steps(undisturbed):
         assert line["rate"] == pytest.approx(64 / line["seconds"])
         flops = 6 * (2 * (4 * 36 * 36 + 3 * 36 * 48) + 320 * 36) + 6 * 2 * 36 * 17
-        assert line["matmul_utilization"] == pytest.approx(line["rate"] * flops / start["peak_flops"])
+        assert line["matmul_utilization"] == pytest.approx(
+            line["rate"] * flops / start["peak_flops"]
+        )
         assert line["memory_bytes"] > 50_000_000
 
 

@@ -22,7 +22,9 @@ BATCH = {"global_batch_size": 4, "micro_batch_size": 2, "streams": 2, "windows_p
 
 
 def sampled(dataset, sampling: str, **sections):
-    return tiny_study(dataset.path, **{"batch": {**BATCH, "sampling": sampling}, **sections}).run("gf2", 1)
+    return tiny_study(dataset.path, **{"batch": {**BATCH, "sampling": sampling}, **sections}).run(
+        "gf2", 1
+    )
 
 
 @pytest.mark.parametrize("sampling", ["token-uniform", "packed"])
@@ -39,7 +41,9 @@ def test_every_sampling_resumes_bitwise_and_passes_its_checks(sampling, dataset,
 
 def test_packed_counts_real_tokens_and_its_loss_is_the_mean_over_them(dataset, tmp_path):
     batch = {**BATCH, "sampling": "packed", "global_batch_size": 192, "micro_batch_size": 32}
-    trainer = Trainer(sampled(dataset, "packed", batch=batch, budget={"tokens": 16}), dataset, tmp_path, Silent())
+    trainer = Trainer(
+        sampled(dataset, "packed", batch=batch, budget={"tokens": 16}), dataset, tmp_path, Silent()
+    )
     ids = torch.from_numpy(trainer.window_ids(0))
     inputs, targets = inputs_and_targets(ids)
     real = targets != IGNORE
@@ -63,8 +67,15 @@ def halves(texts, tokenizer_path, tmp_path):
 
 
 def test_a_mixture_trains_and_its_ledger_names_document_and_offset(halves, tmp_path):
-    parts = [{"dataset": folder, "weight": weight} for folder, weight in zip(halves, (3.0, 1.0), strict=True)]
-    study = tiny_study("unused", data={"mixture": parts, "vocab_size": 320}, heldout={"windows": 8, "interval_steps": 0})
+    parts = [
+        {"dataset": folder, "weight": weight}
+        for folder, weight in zip(halves, (3.0, 1.0), strict=True)
+    ]
+    study = tiny_study(
+        "unused",
+        data={"mixture": parts, "vocab_size": 320},
+        heldout={"windows": 8, "interval_steps": 0},
+    )
     run = study.run("gf2", 1)
     corpus = open_dataset(run.data, tmp_path / "run", Silent().say)
     train(run, corpus, tmp_path / "run", Silent())
@@ -74,13 +85,17 @@ def test_a_mixture_trains_and_its_ledger_names_document_and_offset(halves, tmp_p
         ids = trainer.window_ids(step - 1)
         assert [entry.window for entry in entries] == list(range((step - 1) * 4, step * 4))
         for entry, row in zip(entries, ids, strict=True):
-            shard = next(s for s in corpus.shards("train") if str(s.path) == f"{entry.dataset}/{entry.shard}")
+            shard = next(
+                s for s in corpus.shards("train") if str(s.path) == f"{entry.dataset}/{entry.shard}"
+            )
             assert shard.names()["id"][entry.document].as_py() == entry.id
             assert row.tolist() == shard.span(entry.document, entry.start, entry.tokens).tolist()
             assert entry.source.split(".")[0] in entry.dataset
 
 
-def test_the_ledger_finds_text_that_was_prepared_beside_a_run_and_refuses_other_text(texts, tmp_path, dataset):
+def test_the_ledger_finds_text_that_was_prepared_beside_a_run_and_refuses_other_text(
+    texts, tmp_path, dataset
+):
     told = {"inputs": [str(texts)], "vocab_size": 320, "validation_fraction": 0.2}
     run = tiny_study("unused", data=told).run("gf2", 1)
     corpus = open_dataset(run.data, tmp_path / "study", Silent().say)
@@ -94,7 +109,12 @@ def test_the_ledger_finds_text_that_was_prepared_beside_a_run_and_refuses_other_
     (tmp_path / "study" / "data").rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="its prepared text is not beside it"):
         read_ledger(tmp_path / "study" / "gf2" / "seed-1", 1)
-    prepare([str(texts)], dataset.tokenizer.path, tmp_path / "study" / "data", PrepareOptions(validation_fraction=0.3))
+    prepare(
+        [str(texts)],
+        dataset.tokenizer.path,
+        tmp_path / "study" / "data",
+        PrepareOptions(validation_fraction=0.3),
+    )
     with pytest.raises(InputError, match="not the text of"):
         read_ledger(tmp_path / "study" / "gf2" / "seed-1", 1)
     result = tmp_path / "study" / "gf2" / "seed-1" / "result.json"
@@ -105,16 +125,31 @@ def test_the_ledger_finds_text_that_was_prepared_beside_a_run_and_refuses_other_
 
 
 def test_a_dataset_and_a_mixture_together_are_refused(dataset, tmp_path):
-    both = {"dataset": str(dataset.path), "mixture": [{"dataset": str(dataset.path), "weight": 1}], "vocab_size": 320}
+    both = {
+        "dataset": str(dataset.path),
+        "mixture": [{"dataset": str(dataset.path), "weight": 1}],
+        "vocab_size": 320,
+    }
     with pytest.raises(InputError, match="both a dataset and a mixture"):
         open_dataset(tiny_study("unused", data=both).data, tmp_path, Silent().say)
 
 
 def test_a_recipe_that_is_bound_to_a_tokenizer_takes_no_other(dataset, texts, tmp_path):
-    told = {"dataset": str(dataset.path), "vocab_size": 320, "tokenizer_sha256": dataset.tokenizer_sha256}
-    assert open_dataset(tiny_study("unused", data=told).data, tmp_path, Silent().say).fingerprint == dataset.fingerprint
+    told = {
+        "dataset": str(dataset.path),
+        "vocab_size": 320,
+        "tokenizer_sha256": dataset.tokenizer_sha256,
+    }
+    assert (
+        open_dataset(tiny_study("unused", data=told).data, tmp_path, Silent().say).fingerprint
+        == dataset.fingerprint
+    )
     with pytest.raises(InputError, match="made with another tokenizer"):
-        open_dataset(tiny_study("unused", data={**told, "tokenizer_sha256": "0" * 64}).data, tmp_path, Silent().say)
+        open_dataset(
+            tiny_study("unused", data={**told, "tokenizer_sha256": "0" * 64}).data,
+            tmp_path,
+            Silent().say,
+        )
     unnamed = {"inputs": [str(texts)], "vocab_size": 320, "tokenizer_sha256": "0" * 64}
     with pytest.raises(InputError, match="bound to the tokenizer with SHA-256 000000000000"):
         open_dataset(tiny_study("unused", data=unnamed).data, tmp_path, Silent().say)

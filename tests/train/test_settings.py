@@ -19,13 +19,22 @@ def test_the_papers_numbers():
     assert study.steps == 381_470
     assert (study.optimizer.beta1, study.optimizer.beta2, study.optimizer.eps) == (0.9, 0.95, 1e-8)
     assert (study.optimizer.weight_decay, study.optimizer.max_grad_norm) == (0.01, 1.0)
-    assert (study.model.rope_theta, study.model.rms_norm_eps, study.model.init_std) == (10_000, 1e-5, 0.02)
+    assert (study.model.rope_theta, study.model.rms_norm_eps, study.model.init_std) == (
+        10_000,
+        1e-5,
+        0.02,
+    )
 
 
 def test_the_predecessor_preset_has_the_shape_of_its_model_cards():
     study, _ = read_study("predecessor", [])
     model = study.model
-    shape = (model.hidden_size, model.num_hidden_layers, model.num_attention_heads, model.context_length)
+    shape = (
+        model.hidden_size,
+        model.num_hidden_layers,
+        model.num_attention_heads,
+        model.context_length,
+    )
     assert (study.data.vocab_size, *shape) == (65_536, 1024, 32, 32, 1024)
     assert study.budget.tokens == 17_000_000_000
     assert study.tokens_per_step == 262_144
@@ -35,7 +44,9 @@ def test_the_predecessor_preset_has_the_shape_of_its_model_cards():
 
 
 def test_every_value_has_an_origin():
-    study, origins = read_study("quickstart", ["optimizer.peak_lr=1e-3", "arms.wide.interface=binary:width=14"])
+    study, origins = read_study(
+        "quickstart", ["optimizer.peak_lr=1e-3", "arms.wide.interface=binary:width=14"]
+    )
     assert study.optimizer.peak_lr == 1e-3
     assert study.arms["wide"].interface == "binary:width=14"
     assert origins["optimizer.peak_lr"] == "--set optimizer.peak_lr=1e-3"
@@ -45,18 +56,28 @@ def test_every_value_has_an_origin():
 
 def test_a_section_that_is_set_whole_is_the_origin_of_its_values():
     _, origins = read_study("quickstart", ['arms.gf2={interface="gf2:seed=1"}'])
-    assert origins["arms.gf2.interface"] == origins["arms.gf2.overrides"] == """--set arms.gf2={interface="gf2:seed=1"}"""
+    assert (
+        origins["arms.gf2.interface"]
+        == origins["arms.gf2.overrides"]
+        == """--set arms.gf2={interface="gf2:seed=1"}"""
+    )
     assert origins["arms.learned.interface"] == "preset quickstart"
 
 
 @pytest.mark.parametrize(
     ("sets", "complaint"),
     [
-        (["model.hidden_size=[96,128]"], "--set model.hidden_size=[96,128]: model.hidden_size = [96, 128]: Input should be"),
+        (
+            ["model.hidden_size=[96,128]"],
+            "--set model.hidden_size=[96,128]: model.hidden_size = [96, 128]: Input should be",
+        ),
         (["optimizer.peak_rl=1"], "--set optimizer.peak_rl=1: unknown key"),
         (["model=3"], "--set model=3: model = 3: must be a table"),
         (["arms.x={interface=3}"], "--set arms.x={interface=3}: arms.x.interface = 3"),
-        (["model.hidden_size=8"], "preset quickstart with --set model.hidden_size=8: model: hidden_size 8 over 3 heads"),
+        (
+            ["model.hidden_size=8"],
+            "preset quickstart with --set model.hidden_size=8: model: hidden_size 8 over 3 heads",
+        ),
         (
             ["model.context_length=32", "study.baseline=lerned"],
             "preset quickstart with --set model.context_length=32, --set study.base",
@@ -75,7 +96,9 @@ def test_what_is_wrong_in_a_file_names_the_file(tmp_path):
         read_study(str(tmp_path / "preset.toml"), ["model.context_length=16"])
 
 
-@pytest.mark.parametrize("text", ["", "arm = 3", "[model]\nhidden_size = 'wide'", "seed = -1", "interface = 'gf3'"])
+@pytest.mark.parametrize(
+    "text", ["", "arm = 3", "[model]\nhidden_size = 'wide'", "seed = -1", "interface = 'gf3'"]
+)
 def test_a_saved_configuration_with_wrong_contents_is_one_line(text, tmp_path):
     write_run(tmp_path / "config.toml", tiny_study("somewhere").run("gf2", 1))
     kept = (tmp_path / "config.toml").read_text() if text.startswith(("seed", "interface")) else ""
@@ -92,9 +115,15 @@ def test_a_saved_configuration_with_wrong_contents_is_one_line(text, tmp_path):
     [
         (["optimizer.peak_rl=1"], "unknown key 'optimizer.peak_rl'; did you mean 'peak_lr'?"),
         (["optimiser.peak_lr=1"], "unknown key 'optimiser'; did you mean 'optimizer'?"),
-        (["arms.gf2.interfaces=gf2"], "unknown key 'arms.gf2.interfaces'; did you mean 'interface'?"),
+        (
+            ["arms.gf2.interfaces=gf2"],
+            "unknown key 'arms.gf2.interfaces'; did you mean 'interface'?",
+        ),
         (["model.hidden_size=8"], "model: hidden_size 8 over 3 heads"),
-        (["model.hidden_size=6", "model.num_attention_heads=3"], "hidden_size 6 is below the code width 12 of 'binary'"),
+        (
+            ["model.hidden_size=6", "model.num_attention_heads=3"],
+            "hidden_size 6 is below the code width 12 of 'binary'",
+        ),
         (["model.num_attention_heads=5"], "hidden_size 192 over 5 heads"),
         (["model.num_attention_heads=64"], "heads of an even whole width"),
         (["model.tie_word_embeddings=true"], "would make the input trainable; set it to false"),
@@ -145,7 +174,10 @@ def test_a_run_survives_being_saved_and_differences_are_named(tmp_path):
 
 
 def test_an_arms_overrides_reach_its_run_alone():
-    arms = {"learned": {"interface": "learned"}, "gf2": {"interface": "gf2", "overrides": {"peak_lr": 1e-3}}}
+    arms = {
+        "learned": {"interface": "learned"},
+        "gf2": {"interface": "gf2", "overrides": {"peak_lr": 1e-3}},
+    }
     study = tiny_study("somewhere", arms=arms)
     assert study.run("gf2", 1).optimizer.peak_lr == 1e-3
     assert study.run("learned", 1).optimizer.peak_lr == 3e-3

@@ -1,4 +1,6 @@
-"""The steps of a run, one by one: what a step computes, and what is measured, looked at, saved and told, and when."""
+"""The steps of a run, one by one: what a step computes, and what is measured, looked at, saved and
+told, and when.
+"""
 
 import copy
 import errno
@@ -25,7 +27,10 @@ from tokencodes.train.observe import part_of
 from tokencodes.train.optimizer import learning_rate
 from tokencodes.train.stop import Stop
 
-EVERY_SECTION = {"heldout": {"windows": 8, "interval_steps": 0}, "checkpoint": {"interval_steps": 0, "keep_latest": 2}}
+EVERY_SECTION = {
+    "heldout": {"windows": 8, "interval_steps": 0},
+    "checkpoint": {"interval_steps": 0, "keep_latest": 2},
+}
 
 
 class Log(Silent):
@@ -67,7 +72,9 @@ class StopAfter(Log):
             self.stop.asked = True
 
 
-def trainer_of(dataset, out: Path, observer=None, stop=None, world=None, arm: str = "learned", **sections) -> Trainer:
+def trainer_of(
+    dataset, out: Path, observer=None, stop=None, world=None, arm: str = "learned", **sections
+) -> Trainer:
     """A trainer of the tiny run; `sections` replace parts of its configuration."""
     run = tiny_study(dataset.path, **{**EVERY_SECTION, **sections}).run(arm, 1)
     return Trainer(run, dataset, out, observer or Silent(), stop, world=world)
@@ -98,13 +105,26 @@ def saves_of(trainer: Trainer, monkeypatch) -> list[tuple[int, bool]]:
 def test_a_run_begins_with_nothing_done(dataset, tmp_path):
     trainer = trainer_of(dataset, tmp_path / "a" / "b", engine={"loss_kernel": "torch"})
     state = trainer.state
-    assert (state.step, state.tokens, state.seconds, state.windows_sha256, state.last_loss) == (0, 0, 0.0, "", None)
-    assert (state.dataset_fingerprint, state.tokenizer_sha256) == (dataset.fingerprint, dataset.tokenizer_sha256)
+    assert (state.step, state.tokens, state.seconds, state.windows_sha256, state.last_loss) == (
+        0,
+        0,
+        0.0,
+        "",
+        None,
+    )
+    assert (state.dataset_fingerprint, state.tokenizer_sha256) == (
+        dataset.fingerprint,
+        dataset.tokenizer_sha256,
+    )
     assert len(state.start_sha256) == 64
     assert trainer.last_ids.shape == (0, 17)
     assert trainer.model.loss_kernel == "torch"
     assert trainer.model.config.tokenizer_sha256 == dataset.tokenizer_sha256
-    assert trainer.model.config.eos_token_id == trainer.model.generation_config.bos_token_id == dataset.tokenizer.end_of_text
+    assert (
+        trainer.model.config.eos_token_id
+        == trainer.model.generation_config.bos_token_id
+        == dataset.tokenizer.end_of_text
+    )
     assert trainer.place.folder == tmp_path / "a" / "b" / "checkpoints"
     assert trainer.writer._thread is None  # on a CPU a checkpoint is written in the foreground
     assert (tmp_path / "a" / "b" / "config.toml").is_file()
@@ -117,7 +137,8 @@ def test_a_trainer_takes_the_world_the_stop_and_the_observer_that_it_is_given(da
     assert (trainer.observer, trainer.stop, trainer.world) == (observer, stop, world)
     assert trainer.stop is stop
     other = trainer_of(dataset, tmp_path / "two", observer, world=World(rank=1))
-    assert isinstance(other.observer, Silent) and other.observer is not observer  # only the first rank speaks
+    # only the first rank speaks
+    assert isinstance(other.observer, Silent) and other.observer is not observer
     assert other.stop.asked is False
 
 
@@ -141,8 +162,12 @@ def test_ranks_that_drew_different_weights_do_not_train(dataset, tmp_path):
         trainer_of(dataset, tmp_path / "run", world=Two())
 
 
-def reference(trainer: Trainer, count: int) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
-    """The same steps in plain PyTorch, each over its whole batch: the weights, and loss and gradient norm of each step."""
+def reference(
+    trainer: Trainer, count: int
+) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]]]:
+    """The same steps in plain PyTorch, each over its whole batch: the weights, and loss and
+    gradient norm of each step.
+    """
     config, model = trainer.config.optimizer, copy.deepcopy(trainer.model)
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
@@ -150,7 +175,9 @@ def reference(trainer: Trainer, count: int) -> tuple[dict[str, torch.Tensor], li
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(config.beta1, config.beta2), eps=config.eps)
+    optimizer = torch.optim.AdamW(
+        groups, lr=1.0, betas=(config.beta1, config.beta2), eps=config.eps
+    )
     values = []
     for step in range(count):
         ids = torch.from_numpy(trainer.window_ids(step))
@@ -180,9 +207,14 @@ def test_a_step_is_clipped_adamw_on_the_mean_loss_of_its_windows(arm, clip, data
     trainer = trainer_of(dataset, tmp_path, arm=arm, optimizer=rates)
     weights, values = reference(trainer, 5)
     records = steps(trainer, 5)
-    assert [record.loss for record in records] == pytest.approx([loss for loss, _ in values], rel=1e-5)
-    assert [record.grad_norm for record in records] == pytest.approx([norm for _, norm in values], rel=1e-4)
-    assert all((norm > clip) == (clip == 0.1) for _, norm in values)  # so clipping acts in one case and not in the other
+    assert [record.loss for record in records] == pytest.approx(
+        [loss for loss, _ in values], rel=1e-5
+    )
+    assert [record.grad_norm for record in records] == pytest.approx(
+        [norm for _, norm in values], rel=1e-4
+    )
+    # so clipping acts in one case and not in the other
+    assert all((norm > clip) == (clip == 0.1) for _, norm in values)
     for name, weight in trainer.model.state_dict().items():
         assert torch.allclose(weight.double(), weights[name].double(), rtol=1e-4, atol=2e-6), name
 
@@ -192,15 +224,21 @@ def test_a_step_leaves_a_record_and_counters_that_can_be_computed_anew(dataset, 
     chain = ""
     for number, record in enumerate(steps(trainer, 3), 1):
         ids = trainer.window_ids(number - 1)
-        digests = b"".join(hashlib.sha256(window.astype("<i8").tobytes()).digest() for window in ids)
+        digests = b"".join(
+            hashlib.sha256(window.astype("<i8").tobytes()).digest() for window in ids
+        )
         chain = hashlib.sha256(chain.encode() + digests).hexdigest()
         assert (record.step, record.tokens) == (number, 64 * number)
         assert record.lr == learning_rate(number - 1, trainer.config.optimizer)
         assert record.seconds > 0 and record.rate == pytest.approx(64 / record.seconds)
         assert record.matmul_utilization is None  # no peak was measured
         assert record.memory_bytes > 1 << 20
-        assert sum(norm**2 for norm in record.grad_norm_parts.values()) == pytest.approx(record.grad_norm**2, rel=1e-5)
-        assert set(record.grad_norm_parts) == {part_of(name) for name, _ in trainer.model.named_parameters()}
+        assert sum(norm**2 for norm in record.grad_norm_parts.values()) == pytest.approx(
+            record.grad_norm**2, rel=1e-5
+        )
+        assert set(record.grad_norm_parts) == {
+            part_of(name) for name, _ in trainer.model.named_parameters()
+        }
     assert (trainer.state.step, trainer.state.tokens) == (3, 192)
     assert trainer.state.windows_sha256 == chain
     assert trainer.state.last_loss == record.loss
@@ -209,7 +247,9 @@ def test_a_step_leaves_a_record_and_counters_that_can_be_computed_anew(dataset, 
     assert [group["lr"] for group in trainer.optimizer.param_groups] == [record.lr] * 2
 
 
-def test_durations_add_up_and_a_clock_that_stands_still_gives_no_rate(dataset, tmp_path, monkeypatch):
+def test_durations_add_up_and_a_clock_that_stands_still_gives_no_rate(
+    dataset, tmp_path, monkeypatch
+):
     trainer = trainer_of(dataset, tmp_path)
     clock = iter([10.0, 10.5, 20.0, 22.0])
     monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
@@ -241,14 +281,21 @@ def test_gradients_are_reduced_with_the_last_microbatch_alone(dataset, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("every", "expected"), [(0, [0, 8]), (1, list(range(9))), (3, [0, 3, 6, 8]), (4, [0, 4, 8]), (100, [0, 8])]
+    ("every", "expected"),
+    [(0, [0, 8]), (1, list(range(9))), (3, [0, 3, 6, 8]), (4, [0, 4, 8]), (100, [0, 8])],
 )
-def test_held_out_loss_is_measured_at_the_start_every_so_many_steps_and_at_the_end(every, expected, dataset, tmp_path):
+def test_held_out_loss_is_measured_at_the_start_every_so_many_steps_and_at_the_end(
+    every, expected, dataset, tmp_path
+):
     observer = Log()
-    trainer = trainer_of(dataset, tmp_path, observer, heldout={"windows": 8, "interval_steps": every})
+    trainer = trainer_of(
+        dataset, tmp_path, observer, heldout={"windows": 8, "interval_steps": every}
+    )
     assert trainer.run() is True
     assert observer.steps(HeldOutRecord) == expected
-    assert [record.tokens for record in observer.records if isinstance(record, HeldOutRecord)] == [64 * at for at in expected]
+    assert [record.tokens for record in observer.records if isinstance(record, HeldOutRecord)] == [
+        64 * at for at in expected
+    ]
 
 
 def test_every_record_is_written_and_told_in_the_same_order(dataset, tmp_path):
@@ -256,7 +303,9 @@ def test_every_record_is_written_and_told_in_the_same_order(dataset, tmp_path):
     trainer = trainer_of(dataset, tmp_path, observer)
     trainer.run()
     lines = read_json_lines(tmp_path / "metrics.jsonl")
-    assert [(line["kind"], line["step"]) for line in lines] == [(r.kind, r.step) for r in observer.records]
+    assert [(line["kind"], line["step"]) for line in lines] == [
+        (r.kind, r.step) for r in observer.records
+    ]
     assert observer.steps(StartRecord) == [0]
     assert observer.steps(StepRecord) == list(range(1, 9))
     assert observer.steps(ScalesRecord) == [1, 2, 3, 4, 6, 8]  # two an octave
@@ -275,10 +324,15 @@ def test_every_record_is_written_and_told_in_the_same_order(dataset, tmp_path):
         ({"interval_steps": 0}, [(8, True)]),
         ({"interval_steps": 3}, [(3, False), (6, False), (8, True)]),
         ({"interval_steps": 4}, [(4, False), (8, True)]),
-        ({"interval_steps": 0, "log_spaced": True}, [(1, False), (2, False), (3, False), (4, False), (6, False), (8, True)]),
+        (
+            {"interval_steps": 0, "log_spaced": True},
+            [(1, False), (2, False), (3, False), (4, False), (6, False), (8, True)],
+        ),
     ],
 )
-def test_checkpoints_are_saved_when_due_and_the_last_one_must_be(policy, expected, dataset, tmp_path, monkeypatch):
+def test_checkpoints_are_saved_when_due_and_the_last_one_must_be(
+    policy, expected, dataset, tmp_path, monkeypatch
+):
     trainer = trainer_of(dataset, tmp_path, checkpoint=policy)
     saves = saves_of(trainer, monkeypatch)
     trainer.run()
@@ -287,7 +341,9 @@ def test_checkpoints_are_saved_when_due_and_the_last_one_must_be(policy, expecte
 
 def test_a_stop_ends_after_the_step_with_a_checkpoint_that_must_be(dataset, tmp_path, monkeypatch):
     observer = StopAfter(5)
-    trainer = trainer_of(dataset, tmp_path, observer, observer.stop, checkpoint={"interval_steps": 3})
+    trainer = trainer_of(
+        dataset, tmp_path, observer, observer.stop, checkpoint={"interval_steps": 3}
+    )
     saves = saves_of(trainer, monkeypatch)
     assert trainer.run() is False
     assert saves == [(3, False), (5, True)]
@@ -305,7 +361,9 @@ def test_a_stop_that_was_asked_for_before_does_no_step_and_saves_nothing(dataset
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(1, 1), (64, 1), (65, 2), (128, 2), (129, 3)])
-def test_the_budget_ends_at_the_first_boundary_that_has_reached_it(tokens, steps, dataset, tmp_path):
+def test_the_budget_ends_at_the_first_boundary_that_has_reached_it(
+    tokens, steps, dataset, tmp_path
+):
     observer = Log()
     trainer = trainer_of(dataset, tmp_path, observer, budget={"tokens": tokens})
     assert trainer.run() is True
@@ -335,7 +393,10 @@ def test_a_run_that_goes_on_says_so_and_measures_no_start(dataset, tmp_path):
 
 
 def test_windows_that_are_shorter_on_average_are_told_at_the_start_alone(dataset, tmp_path):
-    batch, stop = {"global_batch_size": 4, "micro_batch_size": 2, "sampling": "packed"}, StopAfter(1)
+    batch, stop = (
+        {"global_batch_size": 4, "micro_batch_size": 2, "sampling": "packed"},
+        StopAfter(1),
+    )
     trainer = trainer_of(dataset, tmp_path, stop, stop.stop, batch=batch)
     each = trainer.sampler.tokens_per_window
     steps = -(-512 // (4 * each))
@@ -343,8 +404,8 @@ def test_windows_that_are_shorter_on_average_are_told_at_the_start_alone(dataset
     trainer.run()
     assert stop.begun == [("learned seed 1", 0, steps)]
     assert stop.lines == [
-        f"learned seed 1: {each:.0f} of 16 tokens a window on average, so the budget takes about {steps:,.0f} steps; the "
-        "schedule is of 8"
+        f"learned seed 1: {each:.0f} of 16 tokens a window on average, so the budget takes about"
+        f" {steps:,.0f} steps; the schedule is of 8"
     ]
     observer = Log()
     trainer_of(dataset, tmp_path, observer, Stop(asked=True), batch=batch).run()
@@ -360,14 +421,19 @@ class Timed(World):
         self.times.append(time)
 
 
-def test_ranks_have_time_to_begin_and_the_configured_timeout_from_the_second_step_on(dataset, tmp_path, monkeypatch):
+def test_ranks_have_time_to_begin_and_the_configured_timeout_from_the_second_step_on(
+    dataset, tmp_path, monkeypatch
+):
     monkeypatch.setattr(Timed, "times", [])
     observer = StopAfter(3)
-    trainer_of(dataset, tmp_path, observer, observer.stop, Timed(), engine={"timeout_seconds": 7}).run()
+    trainer_of(
+        dataset, tmp_path, observer, observer.stop, Timed(), engine={"timeout_seconds": 7}
+    ).run()
     assert Timed.times == [None, timedelta(seconds=7)]
     monkeypatch.setattr(Timed, "times", [])
     trainer_of(dataset, tmp_path, Log(), None, Timed(), engine={"timeout_seconds": 7}).run()
-    assert Timed.times == [None, timedelta(seconds=7)]  # a process that goes on needs time to begin, too
+    # a process that goes on needs time to begin, too
+    assert Timed.times == [None, timedelta(seconds=7)]
 
 
 def test_the_measured_peak_is_that_of_all_ranks(dataset, tmp_path, monkeypatch):
@@ -399,10 +465,14 @@ def test_held_out_loss_is_computed_once_for_each_step(dataset, tmp_path, monkeyp
     assert second == pytest.approx(direct, rel=1e-6)
 
 
-def test_what_is_looked_at_now_and_then_is_one_held_out_window_at_the_rate_of_the_step(dataset, tmp_path, monkeypatch):
+def test_what_is_looked_at_now_and_then_is_one_held_out_window_at_the_rate_of_the_step(
+    dataset, tmp_path, monkeypatch
+):
     trainer, seen = trainer_of(dataset, tmp_path), []
     monkeypatch.setattr(loop, "hidden_scales", lambda model, ids: seen.append(ids.clone()) or [1.0])
-    monkeypatch.setattr(loop, "update_ratios", lambda model, optimizer, lr: seen.append(lr) or {"body": 0.5})
+    monkeypatch.setattr(
+        loop, "update_ratios", lambda model, optimizer, lr: seen.append(lr) or {"body": 0.5}
+    )
     (record,) = steps(trainer, 1)
     lines = []
 
@@ -417,16 +487,25 @@ def test_what_is_looked_at_now_and_then_is_one_held_out_window_at_the_rate_of_th
     assert lines == [ScalesRecord(1, {"body": 0.5}, [1.0])]
 
 
-def test_an_error_closes_the_log_the_loader_and_the_writer_and_ends_the_display(dataset, tmp_path, monkeypatch):
+def test_an_error_closes_the_log_the_loader_and_the_writer_and_ends_the_display(
+    dataset, tmp_path, monkeypatch
+):
     closed: list[object] = []
-    for error, now in ((RuntimeError("broken"), True), (NonFinite(tmp_path, 1, "loss nan", 1.0, 1.0, {}), False)):
+    for error, now in (
+        (RuntimeError("broken"), True),
+        (NonFinite(tmp_path, 1, "loss nan", 1.0, 1.0, {}), False),
+    ):
         observer = Log()
         trainer = trainer_of(dataset, tmp_path / type(error).__name__, observer)
         loader, close = trainer.loader(), trainer.writer.close
         monkeypatch.setattr(trainer, "loader", lambda loader=loader: loader)
         monkeypatch.setattr(loader, "close", lambda: closed.append("loader"))
-        monkeypatch.setattr(trainer.writer, "close", lambda now=False, close=close: closed.append(now) or close(now))
-        monkeypatch.setattr(loop.MetricsFile, "close", lambda self: closed.append("log") or self._file.close())
+        monkeypatch.setattr(
+            trainer.writer, "close", lambda now=False, close=close: closed.append(now) or close(now)
+        )
+        monkeypatch.setattr(
+            loop.MetricsFile, "close", lambda self: closed.append("log") or self._file.close()
+        )
 
         def fails(metrics, loader, error=error):
             raise error
@@ -434,13 +513,16 @@ def test_an_error_closes_the_log_the_loader_and_the_writer_and_ends_the_display(
         monkeypatch.setattr(trainer, "_steps", fails)
         with pytest.raises(type(error)):
             trainer.run()
-        assert closed == [now, "loader", "log"]  # where all ranks stop alike, a save that has begun is waited for
+        # where all ranks stop alike, a save that has begun is waited for
+        assert closed == [now, "loader", "log"]
         assert observer.ends == 1
         closed.clear()
         loader._thread.shutdown()
 
 
-def test_a_run_that_ends_well_closes_its_writer_and_its_display_once(dataset, tmp_path, monkeypatch):
+def test_a_run_that_ends_well_closes_its_writer_and_its_display_once(
+    dataset, tmp_path, monkeypatch
+):
     observer, closed = Log(), []
     trainer = trainer_of(dataset, tmp_path, observer, budget={"tokens": 64})
     monkeypatch.setattr(trainer.writer, "close", lambda now=False: closed.append(now))
@@ -449,7 +531,9 @@ def test_a_run_that_ends_well_closes_its_writer_and_its_display_once(dataset, tm
 
 
 @pytest.mark.parametrize(("rank", "kind"), [(0, InputError), (1, CheckFailed)])
-def test_an_input_error_of_one_rank_alone_is_said_by_that_rank(rank, kind, dataset, tmp_path, monkeypatch):
+def test_an_input_error_of_one_rank_alone_is_said_by_that_rank(
+    rank, kind, dataset, tmp_path, monkeypatch
+):
     trainer = trainer_of(dataset, tmp_path, world=World(rank=rank))
 
     def fails(metrics, loader):
@@ -462,11 +546,15 @@ def test_an_input_error_of_one_rank_alone_is_said_by_that_rank(rank, kind, datas
 
 
 @pytest.mark.parametrize(("rank", "first"), [(0, 8), (1, 10)])
-def test_an_step_that_is_refused_names_its_windows_and_those_of_this_rank(rank, first, dataset, tmp_path, monkeypatch):
+def test_an_step_that_is_refused_names_its_windows_and_those_of_this_rank(
+    rank, first, dataset, tmp_path, monkeypatch
+):
     trainer = trainer_of(dataset, tmp_path)
     steps(trainer, 2)
     seen = {}
-    monkeypatch.setattr(loop, "find_origin", lambda model, parts, own, world: seen.setdefault("own", own) and [])
+    monkeypatch.setattr(
+        loop, "find_origin", lambda model, parts, own, world: seen.setdefault("own", own) and []
+    )
 
     def refuse(step, origin, model, out, world):
         seen["step"] = step
@@ -478,11 +566,19 @@ def test_an_step_that_is_refused_names_its_windows_and_those_of_this_rank(rank, 
         trainer._refuse([], [1.0, 2.0], 3.0, {})
     assert seen["own"] == first
     step = seen["step"]
-    assert (step.number, step.first, step.last, step.losses, step.norm) == (3, 8, 11, [1.0, 2.0], 3.0)
+    assert (step.number, step.first, step.last, step.losses, step.norm) == (
+        3,
+        8,
+        11,
+        [1.0, 2.0],
+        3.0,
+    )
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf"))])
-def test_a_step_refuses_a_loss_or_a_norm_that_is_not_finite(loss, norm, dataset, tmp_path, monkeypatch):
+def test_a_step_refuses_a_loss_or_a_norm_that_is_not_finite(
+    loss, norm, dataset, tmp_path, monkeypatch
+):
     trainer, refused = trainer_of(dataset, tmp_path), []
 
     def refuse(parts, losses, total, norms):
@@ -497,7 +593,9 @@ def test_a_step_refuses_a_loss_or_a_norm_that_is_not_finite(loss, norm, dataset,
     with pytest.raises(NonFinite):
         steps(trainer, 1)
     assert len(refused) == 1 and refused[0][0] == 2
-    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items()
+    )
     assert trainer.state.step == 0
 
 
@@ -509,7 +607,9 @@ def test_ids_are_pinned_where_there_is_a_gpu(monkeypatch):
     assert torch.equal(loop.as_tensor(ids), torch.arange(1, 5))
 
 
-def test_a_checkpoint_keeps_the_loss_after_the_step_and_the_first_tokens_of_the_first_window(dataset, tmp_path, monkeypatch):
+def test_a_checkpoint_keeps_the_loss_after_the_step_and_the_first_tokens_of_the_first_window(
+    dataset, tmp_path, monkeypatch
+):
     assert REPLAY_TOKENS == 256
     trainer = trainer_of(dataset, tmp_path, engine={"loss_kernel": "torch"})
     steps(trainer, 2)
@@ -523,7 +623,9 @@ def test_a_checkpoint_keeps_the_loss_after_the_step_and_the_first_tokens_of_the_
     assert state.replay_loss == pytest.approx(loss, rel=1e-6)
     assert list(state.replay_token_losses) == pytest.approx(expected.tolist(), rel=1e-6)
     assert trainer.model.loss_kernel == "torch"  # as it was asked for
-    assert np.array_equal(np.load(checkpoint.find(tmp_path) / "last_batch.npy"), trainer.window_ids(1))
+    assert np.array_equal(
+        np.load(checkpoint.find(tmp_path) / "last_batch.npy"), trainer.window_ids(1)
+    )
 
 
 def test_where_parameters_are_gathered_in_bf16_no_loss_is_kept(dataset, tmp_path):
@@ -540,17 +642,29 @@ def test_models_are_exported_at_the_checkpoints_that_stay_if_they_are_asked_for(
     for export in (True, False):
         out = tmp_path / str(export)
         trainer_of(
-            dataset, out, checkpoint={"interval_steps": 2, "keep_latest": 1, "keep_interval_steps": 4, "export_hf": export}
+            dataset,
+            out,
+            checkpoint={
+                "interval_steps": 2,
+                "keep_latest": 1,
+                "keep_interval_steps": 4,
+                "export_hf": export,
+            },
         ).run()
         models = sorted(path.name for path in out.glob("models/*"))
         assert models == (["step-00000004", "step-00000008"] if export else [])
         assert checkpoint.step_of(checkpoint.find(out)) == 8
 
 
-def test_a_model_that_cannot_be_exported_costs_a_line_and_at_the_end_the_run(dataset, tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_exported_costs_a_line_and_at_the_end_the_run(
+    dataset, tmp_path, monkeypatch
+):
     observer = Log()
     trainer = trainer_of(
-        dataset, tmp_path, observer, checkpoint={"interval_steps": 1, "keep_interval_steps": 1, "export_hf": True}
+        dataset,
+        tmp_path,
+        observer,
+        checkpoint={"interval_steps": 1, "keep_interval_steps": 1, "export_hf": True},
     )
     steps(trainer, 1)
 
@@ -560,7 +674,9 @@ def test_a_model_that_cannot_be_exported_costs_a_line_and_at_the_end_the_run(dat
     monkeypatch.setattr(loop, "write_model", full)
     trainer._save(must=False)
     folder = tmp_path / "models" / "step-00000001"
-    assert observer.lines == [f"{folder}: could not be written (No space left on device), and training goes on"]
+    assert observer.lines == [
+        f"{folder}: could not be written (No space left on device), and training goes on"
+    ]
     with pytest.raises(OSError, match="No space left on device"):
         trainer._save()
     assert len(observer.lines) == 1
@@ -587,7 +703,9 @@ def numbers(out: Path) -> list[int]:
     return [checkpoint.step_of(path) for path in checkpoint.checkpoints(out / "checkpoints")]
 
 
-def test_what_a_kill_left_undone_after_a_checkpoint_is_done_when_the_run_goes_on(dataset, saved, tmp_path):
+def test_what_a_kill_left_undone_after_a_checkpoint_is_done_when_the_run_goes_on(
+    dataset, saved, tmp_path
+):
     def killed(folder: Path) -> None:
         (folder / "latest").unlink()
         (folder / ".tmp-step-00000010").mkdir()
@@ -605,7 +723,9 @@ def test_a_damaged_later_checkpoint_is_told_and_stays_until_the_next_save(datase
     trainer = go_on(dataset, saved, tmp_path / "run", observer, spoil)
     assert trainer.state.step == 6
     assert numbers(tmp_path / "run") == [8, 6, 4]
-    assert len(observer.lines) == 1 and "going back to the checkpoint before it" in observer.lines[0]
+    assert (
+        len(observer.lines) == 1 and "going back to the checkpoint before it" in observer.lines[0]
+    )
 
 
 def test_a_run_without_a_whole_checkpoint_does_not_begin_again(dataset, saved, tmp_path):
@@ -613,7 +733,9 @@ def test_a_run_without_a_whole_checkpoint_does_not_begin_again(dataset, saved, t
         for path in folder.glob("step-*"):
             (path / "state.json").write_text("{}")
 
-    with pytest.raises(InputError, match="none is whole; remove that folder to begin the run again"):
+    with pytest.raises(
+        InputError, match="none is whole; remove that folder to begin the run again"
+    ):
         go_on(dataset, saved, tmp_path / "run", spoil=spoil)
 
 

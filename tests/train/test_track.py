@@ -1,4 +1,6 @@
-"""Trackers: what a record becomes, what a resumed run tells, that a broken one stops nothing; and the real ones, if here."""
+"""Trackers: what a record becomes, what a resumed run tells, that a broken one stops nothing; and
+the real ones, if here.
+"""
 
 import json
 import struct
@@ -72,11 +74,15 @@ class Person(Silent):
 
 
 def go(observer: Observer, run: str, first: int, last: int, end: bool = True) -> None:
-    """What a run from step `first` to `last` tells, a held-out loss after every fourth step; a kill tells no end."""
+    """What a run from step `first` to `last` tells, a held-out loss after every fourth step; a kill
+    tells no end.
+    """
     observer.begin(run, first, last)
     observer.record(Began(first, 2))
     for step in range(first + 1, last + 1):
-        observer.record(StepRecord(step, 64 * step, 5 - step / 10, 1e-3, 1.0, 0.1, {"body": 0.5, "head": 0.25}))
+        observer.record(
+            StepRecord(step, 64 * step, 5 - step / 10, 1e-3, 1.0, 0.1, {"body": 0.5, "head": 0.25})
+        )
         if step % 4 == 0:
             observer.record(HeldOutRecord(step, 64 * step, 4.0))
     if end:
@@ -95,8 +101,15 @@ def test_numbers_become_scalars_by_kind_and_dotted_name_and_texts_stay_apart():
     assert not {"step/step", "step/kind"} & numbers.keys()
     assert texts == {}
     numbers, _ = split(ScalesRecord(7, {"input": None, "body": 0.25}, [1.0, None, 3.0]))
-    assert numbers == {"scales/update_ratios.body": 0.25, "scales/hidden_scales.0": 1.0, "scales/hidden_scales.2": 3.0}
-    assert split(Began(0, 2)) == ({"began/ranks": 2.0, "began/made.threads": 2.0}, {"began/made.device": "cpu"})
+    assert numbers == {
+        "scales/update_ratios.body": 0.25,
+        "scales/hidden_scales.0": 1.0,
+        "scales/hidden_scales.2": 3.0,
+    }
+    assert split(Began(0, 2)) == (
+        {"began/ranks": 2.0, "began/made.threads": 2.0},
+        {"began/made.device": "cpu"},
+    )
 
 
 def test_each_run_of_a_study_is_a_run_of_the_tracker_with_its_own_configuration(dataset, tmp_path):
@@ -163,7 +176,9 @@ def test_a_tracker_that_fails_is_dropped_with_one_line_and_the_rest_goes_on(meth
     assert (len(bad.opened), bad.closed) == {"open": (0, 1), "log": (1, 1), "close": (1, 2)}[method]
 
 
-def test_a_run_ends_in_the_same_bits_with_a_tracker_that_fails_in_the_midst(study, dataset, tmp_path):
+def test_a_run_ends_in_the_same_bits_with_a_tracker_that_fails_in_the_midst(
+    study, dataset, tmp_path
+):
     fake = Fake(tmp_path / "tracked")
     fake.broken = "log"
     results = [
@@ -183,7 +198,9 @@ def test_an_error_of_another_observer_is_no_trackers():
 
 
 def test_unknown_and_missing_trackers_are_told_before_training(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match=r"tracker 'tensorbord': no such tracker; did you mean 'tensorboard'\?"):
+    with pytest.raises(
+        InputError, match=r"tracker 'tensorbord': no such tracker; did you mean 'tensorboard'\?"
+    ):
         trackers(["tensorbord"], tmp_path)
 
     class Missing(Fake):
@@ -191,14 +208,18 @@ def test_unknown_and_missing_trackers_are_told_before_training(tmp_path, monkeyp
 
     monkeypatch.setitem(track.TRACKERS, "missing", Missing)
     monkeypatch.setitem(track.TRACKERS, "fake", Fake)
-    with pytest.raises(InputError, match=r"tracker 'missing': not installed .*pip install 'tokencodes\[track\]'"):
+    with pytest.raises(
+        InputError, match=r"tracker 'missing': not installed .*pip install 'tokencodes\[track\]'"
+    ):
         trackers(["fake", "missing"], tmp_path)
     assert len(trackers(["fake", "fake"], tmp_path)) == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def twice(name: str, out: Path) -> Callable[[], list[Tracker]]:
-    """A run that is killed after step 7 and goes on after 4 to 10, as the real tracker of this name sees it."""
+    """A run that is killed after step 7 and goes on after 4 to 10, as the real tracker of this name
+    sees it.
+    """
 
     def told() -> list[Tracker]:
         first = trackers([name], out)[0]
@@ -223,12 +244,16 @@ def test_tensorboard_shows_each_step_once(tmp_path, monkeypatch):
     assert [event.step for event in found.Scalars("step/loss")] == list(range(1, 11))
     assert [event.step for event in found.Scalars("heldout/loss")] == [4, 8]
     assert found.Scalars("step/grad_norm_parts.head")[0].value == 0.25
-    assert {"configuration/text_summary", "began/made.device/text_summary"} <= set(found.Tags()["tensors"])
+    assert {"configuration/text_summary", "began/made.device/text_summary"} <= set(
+        found.Tags()["tensors"]
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def wandb_records(file: Path) -> list[bytes]:
-    """The records of an offline run: a header, then LevelDB's log format (crc, length, type; blocks of 32 KiB)."""
+    """The records of an offline run: a header, then LevelDB's log format (crc, length, type; blocks
+    of 32 KiB).
+    """
     data, at, found, part = file.read_bytes(), 7, [], b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
@@ -259,7 +284,10 @@ def test_wandb_offline_keeps_one_run_over_a_resume_and_tells_each_step_once(tmp_
             record = proto.Record()
             record.ParseFromString(line)
             if record.HasField("history"):
-                items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+                items = {
+                    item.key or ".".join(item.nested_key): item.value_json
+                    for item in record.history.item
+                }
                 rows.append((int(items["_step"]), items))
             elif record.HasField("run"):
                 config = {one.key: one.value_json for one in record.run.config.update}
@@ -284,10 +312,19 @@ from trackio.sqlite_storage import SQLiteStorage
 runs = SQLiteStorage.get_run_records("tokencodes-my-system")
 logs = SQLiteStorage.get_logs("tokencodes-my-system", "gf2-seed-1")
 print(json.dumps([len(runs), [[log["step"], "step/loss" in log, "heldout/loss" in log] for log in logs]]))
-"""
-    path = {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path / "home"), "PATH": ""}
+"""  # noqa: E501
+    path = {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "HOME": str(tmp_path / "home"),
+        "PATH": "",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=path, capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     runs, logs = json.loads(done.stdout)  # and nothing of trackio's own lines there

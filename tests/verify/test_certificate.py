@@ -1,4 +1,6 @@
-"""A certificate of checks: whether it holds, in which order it says what, and what a check that breaks is."""
+"""A certificate of checks: whether it holds, in which order it says what, and what a check that
+breaks is.
+"""
 
 import json
 from pathlib import Path
@@ -47,9 +49,15 @@ def test_the_page_has_a_heading_a_level_and_a_row_a_check():
     heads = [f'<tr><th colspan="4">{level}: ' for level in ("L0", "L1", "L2", "L5")]
     assert [text.count(head) for head in heads] == [1, 1, 1, 1] and text.count("<th ") == 4
     assert text.index(heads[0]) < text.index("good") < text.index(heads[1]) < text.index(">none<")
-    cells = "<td>bad &lt;b&gt;</td><td>fails</td><td>measured on these inputs</td><td>no &amp; never</td>"
+    cells = (
+        "<td>bad &lt;b&gt;</td><td>fails</td><td>measured on these inputs</td><td>no &amp;"
+        " never</td>"
+    )
     assert f'<tr class="fails">{cells}</tr>' in text
-    assert '<tr class="not-applicable"><td>none</td>' in text and '<tr class="not-shown"><td>open</td>' in text
+    assert (
+        '<tr class="not-applicable"><td>none</td>' in text
+        and '<tr class="not-shown"><td>open</td>' in text
+    )
     assert "<h1>Every check that was made holds.</h1>" in page(of(GOOD))
 
 
@@ -60,7 +68,14 @@ def test_every_check_of_every_level_is_made_once_and_in_order():
     assert levels == sorted(levels)
     names = [
         *("codebook regenerated", "injective", "GF(2) inverse", "lift rank"),
-        *("state-dict bijection", "parameter counts", "head untied", "finite values", "buffer types", "tokenizer"),
+        *(
+            "state-dict bijection",
+            "parameter counts",
+            "head untied",
+            "finite values",
+            "buffer types",
+            "tokenizer",
+        ),
         *("reload equals", "export equals checkpoint", "trained weights"),
         *("input vectors", "whole logits", "zero code gives zero logits", "lengths and batches"),
         *("norms", "attention", "feed-forward", "block sums", "head", "other inputs"),
@@ -77,7 +92,10 @@ def test_every_check_of_every_level_is_made_once_and_in_order():
     )
 
 
-@pytest.mark.parametrize(("error", "detail"), [(ValueError("first\nsecond"), "ValueError: first"), (KeyError(), "KeyError: ")])
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [(ValueError("first\nsecond"), "ValueError: first"), (KeyError(), "KeyError: ")],
+)
 @pytest.mark.parametrize("level", ["L0", "L1", "L2", "L3", "L4", "L5"])
 def test_a_check_that_breaks_has_failed_at_its_own_level(level, error, detail, monkeypatch):
     def a_broken_check(subject):
@@ -90,15 +108,25 @@ def test_a_check_that_breaks_has_failed_at_its_own_level(level, error, detail, m
         monkeypatch.setattr(part, "CHECKS", broken(here))
     monkeypatch.setattr(runtime, "CHECKS", {here: broken(here) for here in ("L3", "L4", "L5")})
     monkeypatch.setattr(forward, "modules", lambda subject: [BAD, BAD])
-    made = [one for one in run_checks(Subject(model_of("gf2"), Path("nowhere"))) if one.status != "not shown"]
+    made = [
+        one
+        for one in run_checks(Subject(model_of("gf2"), Path("nowhere")))
+        if one.status != "not shown"
+    ]
     failed = check(level, "a broken check", MEASURED, False, detail)
     assert sorted(made, key=lambda one: one.name) == [failed, BAD, BAD]
 
 
-def test_a_folder_with_another_code_is_certified_as_such_and_nothing_else_is_said(tmp_path, monkeypatch):
+def test_a_folder_with_another_code_is_certified_as_such_and_nothing_else_is_said(
+    tmp_path, monkeypatch
+):
     model_of("gf2").save_pretrained(tmp_path)
     whole = certify(tmp_path)
-    assert whole.holds and (whole.interface, whole.vocab_size, whole.hidden_size) == ("gf2", 320, 36)
+    assert whole.holds and (whole.interface, whole.vocab_size, whole.hidden_size) == (
+        "gf2",
+        320,
+        36,
+    )
     assert whole.checkpoint == str(tmp_path)
 
     def mismatch(place):
@@ -106,9 +134,16 @@ def test_a_folder_with_another_code_is_certified_as_such_and_nothing_else_is_sai
 
     monkeypatch.setattr(certificate, "load_model", mismatch)
     found = certify(tmp_path)
-    assert (found.checkpoint, found.interface, found.vocab_size, found.hidden_size) == (str(tmp_path), "gf2", 320, 36)
+    assert (found.checkpoint, found.interface, found.vocab_size, found.hidden_size) == (
+        str(tmp_path),
+        "gf2",
+        320,
+        36,
+    )
     assert found.checks == (
         check("L0", "codebook regenerated", PROVEN, False, "codebook differs"),
-        not_shown("L1", "everything else", "the model is not loaded with a code that is not its own"),
+        not_shown(
+            "L1", "everything else", "the model is not loaded with a code that is not its own"
+        ),
     )
     assert not found.holds

@@ -47,7 +47,9 @@ def test_a_trained_arm_has_a_whole_certificate(arm, trained):
     for place in (trained[arm], trained[arm] / "model"):
         found = certify(place)
         assert found.holds, found.failed
-        missing = NOT_APPLICABLE[arm] | ({"export equals checkpoint"} if place.name == "model" else set())
+        missing = NOT_APPLICABLE[arm] | (
+            {"export equals checkpoint"} if place.name == "model" else set()
+        )
         assert {check.name for check in found.checks if check.status == "not applicable"} == missing
         assert len(found.checks) == EVERY_CHECK + len(certificate.NOT_SHOWN)
         assert {check.level for check in found.checks} == {"L0", "L1", "L2", "L3", "L4", "L5"}
@@ -116,7 +118,9 @@ def singular_matrix(model):
 
 
 def cast_codebook(model):
-    model.input_interface.codebook = model.input_interface.codebook.to(torch.bfloat16).to(torch.int32)
+    model.input_interface.codebook = model.input_interface.codebook.to(torch.bfloat16).to(
+        torch.int32
+    )
 
 
 def big_endian(model):
@@ -155,13 +159,16 @@ def no_causal_mask(model):
     for layer in model.model.layers:
         layer.self_attn.is_causal = False
         layer.self_attn.register_forward_pre_hook(
-            lambda module, args, kwargs: (args, {**kwargs, "attention_mask": None}), with_kwargs=True
+            lambda module, args, kwargs: (args, {**kwargs, "attention_mask": None}),
+            with_kwargs=True,
         )
 
 
 def stale_cache(model):
     forward = model.model.rotary_emb.forward
-    model.model.rotary_emb.forward = lambda x, position_ids: forward(x, position_ids=position_ids - position_ids[:, :1])
+    model.model.rotary_emb.forward = lambda x, position_ids: forward(
+        x, position_ids=position_ids - position_ids[:, :1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,14 +198,18 @@ def test_a_mutant_in_memory_is_caught_and_named(mutate, named, trained):
     model = load_model(place)
     with torch.no_grad():
         mutate(model)
-    assert named in {check.name for check in run_checks(Subject(model, place)) if check.status == "fails"}
+    assert named in {
+        check.name for check in run_checks(Subject(model, place)) if check.status == "fails"
+    }
 
 
 def test_a_tied_head_is_caught(trained):
     place = trained["learned"] / "model"
     model = load_model(place)
     model.lm_head.weight = model.input_interface.weight
-    assert "head untied" in {check.name for check in run_checks(Subject(model, place)) if check.status == "fails"}
+    assert "head untied" in {
+        check.name for check in run_checks(Subject(model, place)) if check.status == "fails"
+    }
 
 
 # Mutants of a folder: the file says other things than what was trained.
@@ -227,16 +238,42 @@ BOOK, VALUE = "model.embed_tokens.codebook", "model.layers.0.self_attn.v_proj.we
 @pytest.mark.parametrize(
     ("mutate", "named"),
     [
-        (in_weights(lambda w: w.update({VALUE: w[VALUE].T.contiguous()})), "replay of the last step"),
+        (
+            in_weights(lambda w: w.update({VALUE: w[VALUE].T.contiguous()})),
+            "replay of the last step",
+        ),
         (in_weights(lambda w: w[BOOK][300, 0].bitwise_xor_(1)), "codebook regenerated"),
         (in_weights(lambda w: w.update({BOOK: w[BOOK].to(torch.bfloat16)})), "buffer types"),
-        (in_weights(lambda w: w.update({BOOK: w[BOOK].flip(1).contiguous()})), "codebook regenerated"),
-        (in_weights(lambda w: w.update({BOOK: model_of("gf2:seed=1").input_interface.codebook})), "codebook regenerated"),
-        (in_config(rope_parameters={"rope_type": "default", "rope_theta": 500.0}), "replay of the last step"),
+        (
+            in_weights(lambda w: w.update({BOOK: w[BOOK].flip(1).contiguous()})),
+            "codebook regenerated",
+        ),
+        (
+            in_weights(lambda w: w.update({BOOK: model_of("gf2:seed=1").input_interface.codebook})),
+            "codebook regenerated",
+        ),
+        (
+            in_config(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+            "replay of the last step",
+        ),
         (in_config(rms_norm_eps=1e-2), "replay of the last step"),
-        (lambda folder: (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " "), "tokenizer"),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text(
+                (folder / "tokenizer.json").read_text() + " "
+            ),
+            "tokenizer",
+        ),
     ],
-    ids=["transposed", "flipped", "bfloat16", "big-endian", "other-seed", "rope", "eps", "stale-tokenizer"],
+    ids=[
+        "transposed",
+        "flipped",
+        "bfloat16",
+        "big-endian",
+        "other-seed",
+        "rope",
+        "eps",
+        "stale-tokenizer",
+    ],
 )
 def test_a_mutant_on_disk_is_caught_and_named(mutate, named, trained, tmp_path):
     shutil.copytree(trained["gf2"] / "model", tmp_path / "model")

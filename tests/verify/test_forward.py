@@ -56,7 +56,10 @@ def test_the_reference_gets_the_words_of_a_computed_code_and_else_what_is_stored
     for model in (looked_up, of("learned").model, of("learned-code").model):
         weights = forward.weights_of(model)
         assert weights.keys() == model.state_dict().keys()
-        assert all(np.array_equal(weights[name], tensor.numpy()) for name, tensor in model.state_dict().items())
+        assert all(
+            np.array_equal(weights[name], tensor.numpy())
+            for name, tensor in model.state_dict().items()
+        )
 
 
 def test_the_references_numbers_are_the_configurations():
@@ -69,7 +72,9 @@ def test_the_references_numbers_are_the_configurations():
 # Input vectors: every id, in blocks.
 
 
-@pytest.mark.parametrize("spec", ["learned", "gf2", "random:width=20,values=pm1", "gaussian:lift=pad", "learned-code"])
+@pytest.mark.parametrize(
+    "spec", ["learned", "gf2", "random:width=20,values=pm1", "gaussian:lift=pad", "learned-code"]
+)
 @pytest.mark.parametrize("id", [0, 6, 7, 318, 319])
 def test_the_smallest_change_of_one_entry_of_one_vector_is_caught(spec, id, monkeypatch):
     monkeypatch.setattr(base, "BLOCK_ENTRIES", D * 7)
@@ -95,7 +100,9 @@ def test_a_vector_that_is_not_finite_is_caught_in_whatever_row(value):
 
 
 @pytest.mark.parametrize(("factor", "status"), [(0.85, "holds"), (1.15, "fails")])
-@pytest.mark.parametrize(("spec", "width"), [("gf2:lift=orthogonal", 9), ("random:width=33,lift=orthogonal", 33)])
+@pytest.mark.parametrize(
+    ("spec", "width"), [("gf2:lift=orthogonal", 9), ("random:width=33,lift=orthogonal", 33)]
+)
 def test_an_orthogonal_lift_may_round_as_a_sum_of_k_terms_does(spec, width, factor, status):
     subject, bound = of(spec), 2 * U * width**0.5
     subject.model.input_interface.register_forward_hook(
@@ -109,11 +116,17 @@ def test_an_orthogonal_lift_may_round_as_a_sum_of_k_terms_does(spec, width, fact
 
 
 def answered_exactly(monkeypatch, name: str, factor: float, layer: int, row: int) -> None:
-    """Makes every module's answer the reference's own; one module's is off by `factor` times its bound, in one text."""
+    """Makes every module's answer the reference's own; one module's is off by `factor` times its
+    bound, in one text.
+    """
     traced, texts = forward.traced, []
 
     def exact(model, ids):
-        weights, shape, seen = forward.weights_of(model), forward.shape_of(model), traced(model, ids)
+        weights, shape, seen = (
+            forward.weights_of(model),
+            forward.shape_of(model),
+            traced(model, ids),
+        )
         off = 1 + factor * BOUNDS[name] if len(texts) == row else 1.0
         texts.append(ids)
         eps = model.config.rms_norm_eps
@@ -125,15 +138,31 @@ def answered_exactly(monkeypatch, name: str, factor: float, layer: int, row: int
             block, here = f"model.layers.{number}", number == layer
             for norm in ("input_layernorm", "post_attention_layernorm"):
                 full = f"{block}.{norm}"
-                put(full, "norms", reference.rms_norm(seen[full][0][0], weights[f"{full}.weight"], eps), here)
+                put(
+                    full,
+                    "norms",
+                    reference.rms_norm(seen[full][0][0], weights[f"{full}.weight"], eps),
+                    here,
+                )
             full = f"{block}.self_attn"
-            put(full, "attention", reference.attention(seen[full][0][0], weights, full, shape), here)
+            put(
+                full, "attention", reference.attention(seen[full][0][0], weights, full, shape), here
+            )
             full = f"{block}.mlp"
             put(full, "feed-forward", reference.swiglu(seen[full][0][0], weights, full), here)
             total = seen[block][0][0] + seen[f"{block}.self_attn"][1][0] + seen[full][1][0]
             put(block, "block sums", total, here)
-        put("model.norm", "norms", reference.rms_norm(seen["model.norm"][0][0], weights["model.norm.weight"], eps), False)
-        put("lm_head", "head", seen["lm_head"][0][0] @ weights["lm_head.weight"].astype(np.float64).T)
+        put(
+            "model.norm",
+            "norms",
+            reference.rms_norm(seen["model.norm"][0][0], weights["model.norm.weight"], eps),
+            False,
+        )
+        put(
+            "lm_head",
+            "head",
+            seen["lm_head"][0][0] @ weights["lm_head.weight"].astype(np.float64).T,
+        )
         return seen
 
     monkeypatch.setattr(forward, "traced", exact)
@@ -150,19 +179,27 @@ def test_a_module_holds_up_to_its_bound_and_fails_above_and_alone(name, layer, r
         assert [one.name for one in made] == list(BOUNDS)
         for one in made:
             assert (one.level, one.scope) == ("L2", MEASURED)
-            assert one.detail.endswith(f"bound {BOUNDS[one.name]:.1e}, {COUNTS[one.name]} times 16 positions")
+            assert one.detail.endswith(
+                f"bound {BOUNDS[one.name]:.1e}, {COUNTS[one.name]} times 16 positions"
+            )
 
 
 def test_a_module_is_judged_on_what_it_was_given_and_what_it_gave():
     model, ids = model_of("gf2"), drawn_ids(model_of("gf2"))[:1]
     seen = forward.traced(model, ids)
     parts = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-    names = {f"model.layers.{layer}{part}" for layer in range(LAYERS) for part in ("", *(f".{part}" for part in parts))}
+    names = {
+        f"model.layers.{layer}{part}"
+        for layer in range(LAYERS)
+        for part in ("", *(f".{part}" for part in parts))
+    }
     assert seen.keys() == {"model.norm", "lm_head"} | names
     assert all(array.dtype == np.float64 for pair in seen.values() for array in pair)
     with torch.no_grad():
         assert np.array_equal(seen["lm_head"][1], model(ids).logits.double().numpy())
-        assert np.array_equal(seen["model.layers.0"][0], model.input_interface(ids).double().numpy())
+        assert np.array_equal(
+            seen["model.layers.0"][0], model.input_interface(ids).double().numpy()
+        )
     assert np.array_equal(seen["model.layers.0"][1], seen["model.layers.1"][0])
     assert not any(module._forward_hooks for module in model.modules()), "hooks are taken off again"
 
@@ -192,7 +229,9 @@ def test_whole_logits_hold_up_to_the_bound_and_fail_above(factor, sign, status, 
     with torch.no_grad():
         logits = subject.model(ids).logits.double().numpy()
     bound, asked = 2.0**-10, []
-    monkeypatch.setattr(forward, "logit_bound", lambda model, largest: asked.append(largest) or bound)
+    monkeypatch.setattr(
+        forward, "logit_bound", lambda model, largest: asked.append(largest) or bound
+    )
 
     def answer(weights, shape, row):
         number = next(n for n, other in enumerate(ids.numpy()) if np.array_equal(row, other))
@@ -203,18 +242,27 @@ def test_whole_logits_hold_up_to_the_bound_and_fail_above(factor, sign, status, 
 
     monkeypatch.setattr(forward.reference, "forward", answer)
     made = forward.whole_logits(subject)
-    assert (made.level, made.name, made.status, made.scope) == ("L2", "whole logits", status, MEASURED)
+    assert (made.level, made.name, made.status, made.scope) == (
+        "L2",
+        "whole logits",
+        status,
+        MEASURED,
+    )
     largest = max(float(np.abs(answer(None, None, row)).max()) for row in ids.numpy())
     assert asked == [largest]
-    assert made.detail == (
-        f"largest difference {factor * bound:.1e}, bound {bound:.1e}, 96 tokens, logits to {significant(largest)}"
+    assert (
+        made.detail
+        == f"largest difference {factor * bound:.1e}, bound {bound:.1e}, 96 tokens, logits to"
+        f" {significant(largest)}"
     )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_logits_that_are_not_finite_never_hold(value, monkeypatch):
     subject = of("gf2")
-    monkeypatch.setattr(forward, "logit_bound", lambda model, largest: float("inf") if np.isfinite(value) else 1.0)
+    monkeypatch.setattr(
+        forward, "logit_bound", lambda model, largest: float("inf") if np.isfinite(value) else 1.0
+    )
 
     def spoil(module, args, out):
         out[5, 15, 319] = value
@@ -228,7 +276,9 @@ def test_logits_that_are_not_finite_never_hold(value, monkeypatch):
 
 def test_a_sequence_of_zero_codes_must_give_zeros_only():
     name, subject, shapes = "zero code gives zero logits", of("gf2"), []
-    subject.model.lm_head.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+    subject.model.lm_head.register_forward_pre_hook(
+        lambda module, args: shapes.append(tuple(args[0].shape))
+    )
     detail = "token 0 eight times: largest |logit| 0"
     assert forward.zero_code(subject) == check("L2", name, MEASURED, True, detail)
     assert shapes == [(1, 8, D)]
@@ -256,7 +306,9 @@ def test_without_a_zero_code_there_is_nothing_to_see():
 
 
 def logits_are(subject: Subject, answer) -> None:
-    """Logits of a stand-in: `answer(ids)` is written into zeros at the last position and entry of the first row."""
+    """Logits of a stand-in: `answer(ids)` is written into zeros at the last position and entry of
+    the first row.
+    """
     state = {}
     subject.model.register_forward_pre_hook(lambda module, args: state.update(ids=args[0]))
 
@@ -270,7 +322,9 @@ def logits_are(subject: Subject, answer) -> None:
 DELTA = 2.0**-10
 
 
-@pytest.mark.parametrize(("size", "status"), [(DELTA, "holds"), (2 * DELTA, "fails"), (float("nan"), "fails")])
+@pytest.mark.parametrize(
+    ("size", "status"), [(DELTA, "holds"), (2 * DELTA, "fails"), (float("nan"), "fails")]
+)
 @pytest.mark.parametrize("length", [1, 2, 15, 16])
 def test_every_length_of_a_prefix_is_looked_at(length, size, status, monkeypatch):
     subject = of("gf2")
@@ -281,7 +335,9 @@ def test_every_length_of_a_prefix_is_looked_at(length, size, status, monkeypatch
     assert made.detail == f"lengths 1 to 16: {size:.1e}; reversed batch: 0.0e+00; bound {DELTA:.1e}"
 
 
-@pytest.mark.parametrize(("size", "status"), [(DELTA, "holds"), (2 * DELTA, "fails"), (float("nan"), "fails")])
+@pytest.mark.parametrize(
+    ("size", "status"), [(DELTA, "holds"), (2 * DELTA, "fails"), (float("nan"), "fails")]
+)
 def test_the_order_of_a_batch_is_looked_at(size, status, monkeypatch):
     subject, ids = of("gf2"), drawn_ids(model_of("gf2"))
     monkeypatch.setattr(forward, "logit_bound", lambda model, largest: DELTA)

@@ -27,7 +27,9 @@ def failing(subject: Subject) -> set[str]:
     return {name for name, status in by_check(subject).items() if status == "fails"}
 
 
-@pytest.mark.parametrize("spec", ["gf2", "gf2:affine=true,storage=computed", "binary:lift=orthogonal", "random:width=33"])
+@pytest.mark.parametrize(
+    "spec", ["gf2", "gf2:affine=true,storage=computed", "binary:lift=orthogonal", "random:width=33"]
+)
 def test_a_sound_code_of_bits_holds_in_every_check(spec):
     names = ["codebook regenerated", "injective", "GF(2) inverse", "lift rank"]
     assert by_check(of(spec)) == dict.fromkeys(names, "holds")
@@ -35,12 +37,16 @@ def test_a_sound_code_of_bits_holds_in_every_check(spec):
 
 def test_what_a_trained_input_cannot_be_asked_is_not_applicable():
     learned, coordinates = of("learned"), of("learned-code:lift=orthogonal")
-    assert identity.codebook_regenerated(learned) == not_applicable("L0", "codebook regenerated", MOVES)
+    assert identity.codebook_regenerated(learned) == not_applicable(
+        "L0", "codebook regenerated", MOVES
+    )
     for subject in (learned, coordinates):
         assert identity.injective(subject) == not_applicable("L0", "injective", MOVES)
         words = "no words of bits in this interface"
         assert identity.gf2_inverse(subject) == not_applicable("L0", "GF(2) inverse", words)
-        assert identity.lift_rank(subject) == not_applicable("L0", "lift rank", "no lift of a fixed code in this interface")
+        assert identity.lift_rank(subject) == not_applicable(
+            "L0", "lift rank", "no lift of a fixed code in this interface"
+        )
     assert identity.codebook_regenerated(coordinates).status == "holds"  # its lift is fixed
     assert identity.gf2_inverse(of("gaussian")).status == "not applicable"
     assert failing(of("gaussian")) == set()
@@ -50,10 +56,14 @@ def test_a_flipped_bit_is_a_codebook_that_is_not_regenerated():
     subject = of("gf2")
     interface = subject.model.input_interface
     detail = f"{320 * 9 + 81 + 9:,} stored entries are those of 'gf2' ({interface.sha256[:12]})"
-    assert identity.codebook_regenerated(subject) == check("L0", "codebook regenerated", PROVEN, True, detail)
+    assert identity.codebook_regenerated(subject) == check(
+        "L0", "codebook regenerated", PROVEN, True, detail
+    )
     interface.matrix[8, 8] ^= 1
     made = identity.codebook_regenerated(subject)
-    assert (made.status, made.scope) == ("fails", PROVEN) and made.detail.startswith("matrix differs from 'gf2' in 1 of 81")
+    assert (made.status, made.scope) == ("fails", PROVEN) and made.detail.startswith(
+        "matrix differs from 'gf2' in 1 of 81"
+    )
 
 
 @pytest.mark.parametrize("entries", [1, 36 * 7, 36 * 320])
@@ -67,7 +77,10 @@ def test_two_tokens_with_one_vector_are_named_wherever_they_are(entries, monkeyp
     detail = "319 distinct vectors of 320 tokens; tokens 5 and 319 share one"
     assert identity.injective(subject) == check("L0", "injective", PROVEN, False, detail)
     book[6] = book[5]
-    assert identity.injective(subject).detail == "318 distinct vectors of 320 tokens; tokens 5 and 6 share one"
+    assert (
+        identity.injective(subject).detail
+        == "318 distinct vectors of 320 tokens; tokens 5 and 6 share one"
+    )
 
 
 def test_vectors_that_differ_in_the_sign_of_zero_alone_are_one(monkeypatch):
@@ -105,7 +118,10 @@ def test_words_without_a_matrix_need_the_rank_of_the_vocabulary(lost, rank, monk
 
 
 def test_words_of_more_bits_than_are_needed_may_have_any_rank_from_there_on():
-    assert identity.gf2_inverse(of("random:width=33")).detail == "no matrix; words of rank 33, and 9 tell the tokens apart"
+    assert (
+        identity.gf2_inverse(of("random:width=33")).detail
+        == "no matrix; words of rank 33, and 9 tell the tokens apart"
+    )
 
 
 @pytest.mark.parametrize("lift", ["tile", "interleave", "pad", "orthogonal"])

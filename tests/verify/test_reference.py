@@ -1,4 +1,6 @@
-"""The reference forward against transformers' own Llama, and by properties that any decoder of its kind has."""
+"""The reference forward against transformers' own Llama, and by properties that any decoder of its
+kind has.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""L3 to L5: each check fails just above its bound and holds just below it; and replays what was kept, no more."""
+"""L3 to L5: each check fails just above its bound and holds just below it; and replays what was
+kept, no more.
+"""
 
 import math
 from pathlib import Path
@@ -24,7 +26,9 @@ def of(spec: str) -> Subject:
 def bound(monkeypatch):
     """Every bound of logits is DELTA; what it was asked for is kept."""
     asked = []
-    monkeypatch.setattr(runtime, "logit_bound", lambda model, largest: asked.append(largest) or DELTA)
+    monkeypatch.setattr(
+        runtime, "logit_bound", lambda model, largest: asked.append(largest) or DELTA
+    )
     return asked
 
 
@@ -32,7 +36,10 @@ def bound(monkeypatch):
 
 
 def test_a_divergence_is_the_mean_over_positions_in_nats():
-    p, q = torch.tensor([[[0.0, math.log(3.0)], [1.0, 1.0]]], dtype=torch.float64), torch.zeros(1, 2, 2)
+    p, q = (
+        torch.tensor([[[0.0, math.log(3.0)], [1.0, 1.0]]], dtype=torch.float64),
+        torch.zeros(1, 2, 2),
+    )
     one = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
     assert runtime.divergence(p, q) == pytest.approx(one / 2, rel=1e-12)
     other = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
@@ -41,7 +48,9 @@ def test_a_divergence_is_the_mean_over_positions_in_nats():
 
 
 def logits_by_type(subject: Subject, exact, low) -> None:
-    """Logits of a stand-in: two tokens matter, `exact` apart in float32 and `low` apart in bfloat16, at every position."""
+    """Logits of a stand-in: two tokens matter, `exact` apart in float32 and `low` apart in
+    bfloat16, at every position.
+    """
 
     def give(module, args, out):
         out[..., 2:] = -1000.0
@@ -64,7 +73,9 @@ def test_bfloat16_holds_up_to_a_divergence_of_a_fiftieth_nat(low, status):
     logits_by_type(subject, 0.0, low)
     made = runtime.bfloat16(subject)
     assert (made.level, made.name, made.status, made.scope) == ("L3", "bfloat16", status, MEASURED)
-    assert made.detail == f"KL {kl:.1e} nats (floor 0.0e+00, bound 0.02), another best token in 100 %"
+    assert (
+        made.detail == f"KL {kl:.1e} nats (floor 0.0e+00, bound 0.02), another best token in 100 %"
+    )
     assert subject.model.lm_head.weight.dtype == torch.float32, "the model itself is not cast"
 
 
@@ -84,7 +95,8 @@ def test_bfloat16_that_overflows_does_not_hold():
 
     def spoil(module, args, out):
         if out.dtype == torch.bfloat16:
-            out[-1, -1, -1] = -float("inf")  # as a probability it is 0, so the divergence may say little of it
+            # as a probability it is 0, so the divergence may say little of it
+            out[-1, -1, -1] = -float("inf")
 
     subject.model.lm_head.register_forward_hook(spoil)
     assert runtime.bfloat16(subject).status == "fails"
@@ -115,7 +127,9 @@ def test_the_floor_is_what_another_shape_of_the_batch_does():
 
 
 @pytest.mark.parametrize("position", [0, 7, 15])
-@pytest.mark.parametrize(("size", "status"), [(DELTA, "holds"), (2 * DELTA, "fails"), (float("nan"), "fails")])
+@pytest.mark.parametrize(
+    ("size", "status"), [(DELTA, "holds"), (2 * DELTA, "fails"), (float("nan"), "fails")]
+)
 def test_every_position_of_cached_decoding_is_looked_at(position, size, status, bound):
     subject, lengths = of("gf2"), []
 
@@ -127,7 +141,12 @@ def test_every_position_of_cached_decoding_is_looked_at(position, size, status, 
 
     subject.model.lm_head.register_forward_hook(give)
     made = runtime.cached_decoding(subject)
-    assert (made.level, made.name, made.status, made.scope) == ("L4", "cached decoding", status, MEASURED)
+    assert (made.level, made.name, made.status, made.scope) == (
+        "L4",
+        "cached decoding",
+        status,
+        MEASURED,
+    )
     assert made.detail == f"largest difference {size:.1e}, bound {DELTA:.1e}, 32 tokens"
     assert lengths == [16, *[1] * 16] and bound == [0.0]
 
@@ -143,7 +162,9 @@ def test_cached_decoding_uses_its_cache():
 
 
 def generating(subject: Subject, lead: float, wrong_at: int | None = None) -> list[int]:
-    """A stand-in whose best token is 3 with a logit of 1, while `generate` sees token 5 ahead by `lead` at one step."""
+    """A stand-in whose best token is 3 with a logit of 1, while `generate` sees token 5 ahead by
+    `lead` at one step.
+    """
     lengths = []
 
     def give(module, args, out):
@@ -160,27 +181,47 @@ def generating(subject: Subject, lead: float, wrong_at: int | None = None) -> li
 
 
 def test_greedy_generation_makes_all_tokens_that_fit():
-    for context, prompt, new in ((16, 4, 12), (64, 4, 16), (3, 1, 2), (6, 3, 3), (20, 4, 16), (2, 1, 1)):
+    for context, prompt, new in (
+        (16, 4, 12),
+        (64, 4, 16),
+        (3, 1, 2),
+        (6, 3, 3),
+        (20, 4, 16),
+        (2, 1, 1),
+    ):
         model = model_of("gf2")
         model.config.max_position_embeddings = context
         given = []
         generate = model.generate
-        model.generate = lambda ids, given=given, generate=generate, **told: given.append((ids, told)) or generate(ids, **told)
+        model.generate = lambda ids, given=given, generate=generate, **told: (
+            given.append((ids, told)) or generate(ids, **told)
+        )
         made = runtime.greedy_generation(Subject(model, Path("nowhere")))
         ids, told = given[0]
         assert torch.equal(ids, drawn_ids(model)[:1, :prompt])
-        assert told["max_new_tokens"] == new and told["do_sample"] is False and told["eos_token_id"] == 320
+        assert (
+            told["max_new_tokens"] == new
+            and told["do_sample"] is False
+            and told["eos_token_id"] == 320
+        )
         assert torch.equal(told["attention_mask"], torch.ones_like(ids))
         assert made.status == "holds" and made.detail.startswith(f"{new} tokens, each within ")
 
 
-@pytest.mark.parametrize(("lead", "status"), [(2 * DELTA, "holds"), (2.5 * DELTA, "fails"), (3 * DELTA, "fails")])
+@pytest.mark.parametrize(
+    ("lead", "status"), [(2 * DELTA, "holds"), (2.5 * DELTA, "fails"), (3 * DELTA, "fails")]
+)
 @pytest.mark.parametrize("step", [0, 11])
 def test_a_generated_token_must_be_the_best_within_twice_the_bound(step, lead, status, bound):
     subject = of("gf2")
     lengths = generating(subject, lead, step)
     made = runtime.greedy_generation(subject)
-    assert (made.level, made.name, made.status, made.scope) == ("L4", "greedy generation", status, MEASURED)
+    assert (made.level, made.name, made.status, made.scope) == (
+        "L4",
+        "greedy generation",
+        status,
+        MEASURED,
+    )
     assert made.detail == f"12 tokens, each within {lead:.1e} of the full forward's best"
     assert lengths == [*[1] * 12, 15] and bound == [1.0]
 
@@ -191,7 +232,8 @@ def test_a_generation_that_makes_nothing_or_no_numbers_does_not_hold(bound):
     assert runtime.greedy_generation(subject).status == "fails"
     subject = of("gf2")
     subject.model.generate = lambda ids, **told: torch.cat([ids, ids[:, :1]], 1)[:, : ids.shape[1]]
-    with pytest.raises((RuntimeError, IndexError)):  # no token, so nothing to be best; the certificate says that it breaks
+    # no token, so nothing to be best; the certificate says that it breaks
+    with pytest.raises((RuntimeError, IndexError)):
         runtime.greedy_generation(subject)
 
 
@@ -206,7 +248,9 @@ def kept_by(model, tokens: int = 3, short: bool = True) -> Replay:
     inputs, wanted = ids[:, :-1].clamp(min=0), ids[:, 1:]
     with torch.no_grad():
         logits = model(inputs).logits.double()
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=IGNORE)
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=IGNORE
+    )
     counted = (wanted != IGNORE).flatten()
     return Replay(ids.numpy(), float(losses[counted].mean()), tuple(losses[:tokens].tolist()))
 
@@ -229,13 +273,20 @@ def test_a_kept_step_is_replayed_by_its_mean_and_by_its_first_tokens(tokens, sho
     kept = kept_by(subject.model, tokens, short)
     keep(kept)
     made = runtime.replay(subject)
-    assert (made.level, made.name, made.status, made.scope) == ("L5", "replay of the last step", "holds", MEASURED)
+    assert (made.level, made.name, made.status, made.scope) == (
+        "L5",
+        "replay of the last step",
+        "holds",
+        MEASURED,
+    )
     told = f"{kept.loss:.6f} nats per token, kept {kept.loss:.6f}; {tokens} one by one within "
     assert made.detail.startswith(told)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize(("relative", "status"), [(1.6e-6, "holds"), (2.4e-6, "fails"), (1.0, "fails")])
+@pytest.mark.parametrize(
+    ("relative", "status"), [(1.6e-6, "holds"), (2.4e-6, "fails"), (1.0, "fails")]
+)
 def test_a_mean_loss_may_be_apart_by_two_parts_in_a_million(relative, sign, status, keep):
     subject = of("gf2")
     kept = kept_by(subject.model)
@@ -244,8 +295,12 @@ def test_a_mean_loss_may_be_apart_by_two_parts_in_a_million(relative, sign, stat
 
 
 @pytest.mark.parametrize("token", [0, 2])
-@pytest.mark.parametrize(("apart", "status"), [(2 * DELTA, "holds"), (2.5 * DELTA, "fails"), (float("nan"), "fails")])
-def test_a_token_may_be_apart_by_twice_the_bound_of_logits(token, apart, status, bound, keep, monkeypatch):
+@pytest.mark.parametrize(
+    ("apart", "status"), [(2 * DELTA, "holds"), (2.5 * DELTA, "fails"), (float("nan"), "fails")]
+)
+def test_a_token_may_be_apart_by_twice_the_bound_of_logits(
+    token, apart, status, bound, keep, monkeypatch
+):
     subject = of("gf2")
     kept = kept_by(subject.model)
     keep(Replay(kept.ids, kept.loss, (1.0, 1.0, 1.0)))

@@ -13,8 +13,19 @@ from tokencodes.errors import InputError
 from tokencodes.verify import structure
 from tokencodes.verify.check import MEASURED, PROVEN, Subject, check, not_applicable
 
-SPECS = ["learned", "gf2", "binary:scale=match", "gaussian", "random:width=33", "random:storage=computed"]
-SPECS += ["binary:lift=orthogonal", "learned-code:lift=orthogonal", "learned-code:init=gf2,width=12"]
+SPECS = [
+    "learned",
+    "gf2",
+    "binary:scale=match",
+    "gaussian",
+    "random:width=33",
+    "random:storage=computed",
+]
+SPECS += [
+    "binary:lift=orthogonal",
+    "learned-code:lift=orthogonal",
+    "learned-code:init=gf2,width=12",
+]
 BODY = 2 * (4 * 36 * 36 + 3 * 36 * 48 + 2 * 36) + 36
 HEAD = 320 * 36
 
@@ -24,7 +35,9 @@ def of(spec: str, place: Path = Path("nowhere")) -> Subject:
 
 
 def failing(subject: Subject) -> set[str]:
-    return {made.name for made in (run(subject) for run in structure.CHECKS) if made.status == "fails"}
+    return {
+        made.name for made in (run(subject) for run in structure.CHECKS) if made.status == "fails"
+    }
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -74,12 +87,20 @@ def test_a_tensor_too_many_too_few_or_of_another_shape_is_named(spec, fault, fir
 
 
 @pytest.mark.parametrize(
-    ("spec", "inputs"), [("learned", HEAD), ("gf2", 0), ("learned-code", 320 * 9), ("learned-code:init=gf2,width=12", 320 * 12)]
+    ("spec", "inputs"),
+    [
+        ("learned", HEAD),
+        ("gf2", 0),
+        ("learned-code", 320 * 9),
+        ("learned-code:init=gf2,width=12", 320 * 12),
+    ],
 )
 def test_parameters_are_counted_by_part(spec, inputs):
     total = inputs + BODY + HEAD
     detail = f"{inputs:,} input + {BODY:,} body + {HEAD:,} head = {total:,}"
-    assert structure.parameter_counts(of(spec)) == check("L1", "parameter counts", PROVEN, True, detail)
+    assert structure.parameter_counts(of(spec)) == check(
+        "L1", "parameter counts", PROVEN, True, detail
+    )
 
 
 @pytest.mark.parametrize("more", [1, 36])
@@ -105,10 +126,14 @@ def test_a_head_that_shares_storage_is_caught_and_so_is_a_wish_for_it():
     sound = check("L1", "head untied", PROVEN, True, "storage of its own")
     assert structure.head_untied(subject) == sound
     subject.model.config.__dict__["tie_word_embeddings"] = True
-    assert structure.head_untied(subject) == check("L1", "head untied", PROVEN, False, "storage of its own")
+    assert structure.head_untied(subject) == check(
+        "L1", "head untied", PROVEN, False, "storage of its own"
+    )
     subject.model.config.__dict__["tie_word_embeddings"] = False
     subject.model.lm_head.weight = subject.model.input_interface.weight
-    shares = check("L1", "head untied", PROVEN, False, "shares storage with model.embed_tokens.weight")
+    shares = check(
+        "L1", "head untied", PROVEN, False, "shares storage with model.embed_tokens.weight"
+    )
     assert structure.head_untied(subject) == shares
 
 
@@ -132,9 +157,13 @@ def test_a_value_that_is_not_finite_is_found_in_every_tensor(spec, name, row, va
     subject = of(spec)
     tensors = subject.model.state_dict()
     count = sum(tensor.numel() for tensor in tensors.values())
-    sound = check("L1", "finite values", PROVEN, True, f"{count:,} entries of {len(tensors)} tensors")
+    sound = check(
+        "L1", "finite values", PROVEN, True, f"{count:,} entries of {len(tensors)} tensors"
+    )
     assert structure.finite_values(subject) == sound
-    values = tensors[name].view(torch.float32) if tensors[name].dtype == torch.int32 else tensors[name]
+    values = (
+        tensors[name].view(torch.float32) if tensors[name].dtype == torch.int32 else tensors[name]
+    )
     values[row].view(-1)[-1] = value
     wrong = check("L1", "finite values", PROVEN, False, f"{name} is not finite in row {row}")
     assert structure.finite_values(subject) == wrong
@@ -142,7 +171,9 @@ def test_a_value_that_is_not_finite_is_found_in_every_tensor(spec, name, row, va
 
 def test_an_order_of_ids_is_no_float():
     subject = of("gf2")
-    subject.model.input_interface.register_buffer("order", torch.full((3,), 0x7F800000, dtype=torch.int32))
+    subject.model.input_interface.register_buffer(
+        "order", torch.full((3,), 0x7F800000, dtype=torch.int32)
+    )
     assert structure.finite_values(subject).status == "holds"
 
 
@@ -172,14 +203,18 @@ def test_a_table_that_the_file_lacks_is_no_matter_of_types(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.embed_tokens.matrix"]
     save_file(weights, tmp_path / "model.safetensors")
-    assert structure.stored_types(tmp_path / "model.safetensors", ["matrix", "codebook"]) == {"codebook": "U8"}
+    assert structure.stored_types(tmp_path / "model.safetensors", ["matrix", "codebook"]) == {
+        "codebook": "U8"
+    }
     assert structure.stored_types(tmp_path / "none.safetensors", ["matrix"]) == {}
     assert structure.buffer_types(subject).status == "holds"
 
 
 @pytest.mark.parametrize("spec", ["learned", "learned-code", "random:storage=computed"])
 def test_an_input_without_tables_has_no_types(spec):
-    assert structure.buffer_types(of(spec)) == not_applicable("L1", "buffer types", "no stored tables")
+    assert structure.buffer_types(of(spec)) == not_applicable(
+        "L1", "buffer types", "no stored tables"
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,11 +237,15 @@ def test_the_tokenizer_is_looked_for_beside_the_model_then_in_its_run(tmp_path):
     place = tmp_path / "checkpoints" / "step-00000008"
     place.mkdir(parents=True)
     subject = of("gf2", place)
-    assert structure.tokenizer(subject) == not_applicable("L1", "tokenizer", "the model names no tokenizer")
+    assert structure.tokenizer(subject) == not_applicable(
+        "L1", "tokenizer", "the model names no tokenizer"
+    )
     good, bad = b"{}", b"{} "
     sha256 = hashlib.sha256(good).hexdigest()
     subject.model.config.tokenizer_sha256 = sha256
-    assert structure.tokenizer(subject) == not_applicable("L1", "tokenizer", "no tokenizer file here")
+    assert structure.tokenizer(subject) == not_applicable(
+        "L1", "tokenizer", "no tokenizer file here"
+    )
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_bytes(good)
     sound = check("L1", "tokenizer", PROVEN, True, f"tokenizer.json {sha256[:12]}")
@@ -248,10 +287,14 @@ def test_equal_tensors_that_give_other_logits_are_caught():
         out[-1, -1, -1] = -out[-1, -1, -1]
 
     subject.model.lm_head.register_forward_hook(last)
-    assert structure.reload_equals(subject) == check("L1", "reload equals", MEASURED, False, "differ: logits")
+    assert structure.reload_equals(subject) == check(
+        "L1", "reload equals", MEASURED, False, "differ: logits"
+    )
 
 
-@pytest.mark.parametrize("error", [InputError("a tied head\nand more"), RuntimeError("\na tied head")])
+@pytest.mark.parametrize(
+    "error", [InputError("a tied head\nand more"), RuntimeError("\na tied head")]
+)
 def test_a_model_of_which_no_copy_can_be_made_does_not_hold(error, monkeypatch):
     def refuse(self, folder):
         raise error
@@ -277,7 +320,9 @@ def run(tmp_path) -> Subject:
 
 def test_an_exported_copy_is_the_checkpoint(run, tmp_path):
     name, count = "export equals checkpoint", len(run.model.state_dict())
-    assert structure.export_equals(run) == check("L1", name, PROVEN, True, f"{count} tensors bitwise equal")
+    assert structure.export_equals(run) == check(
+        "L1", name, PROVEN, True, f"{count} tensors bitwise equal"
+    )
     with torch.no_grad():
         run.model.lm_head.weight[319, 35] += 1e-3
         run.model.model.norm.weight[0] += 1e-3
@@ -288,7 +333,9 @@ def test_an_exported_copy_is_the_checkpoint(run, tmp_path):
 def test_a_copy_of_another_checkpoint_or_none_is_not_compared(run, tmp_path):
     name = "export equals checkpoint"
     (tmp_path / "checkpoints" / "latest").write_text("step-00000009")
-    assert structure.export_equals(run) == not_applicable("L1", name, "the exported copy is of a later checkpoint")
+    assert structure.export_equals(run) == not_applicable(
+        "L1", name, "the exported copy is of a later checkpoint"
+    )
     (tmp_path / "checkpoints" / "latest").write_text("step-00000008")
     absent = not_applicable("L1", name, "no exported copy beside this checkpoint")
     elsewhere = Subject(run.model, tmp_path / "other" / "step-00000008")
@@ -299,7 +346,9 @@ def test_a_copy_of_another_checkpoint_or_none_is_not_compared(run, tmp_path):
 
 # Bits.
 
-NAN, OTHER_NAN = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32).split(1)
+NAN, OTHER_NAN = (
+    torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32).split(1)
+)
 
 
 @pytest.mark.parametrize(
@@ -323,6 +372,12 @@ def test_tensors_are_the_same_where_type_shape_and_bytes_are(one, other, same):
 
 
 def test_tensors_that_one_side_lacks_differ():
-    one, other = {"b": torch.zeros(1), "a": torch.zeros(1), "c": torch.ones(1)}, {"b": torch.zeros(1), "d": torch.zeros(1)}
+    one, other = (
+        {"b": torch.zeros(1), "a": torch.zeros(1), "c": torch.ones(1)},
+        {
+            "b": torch.zeros(1),
+            "d": torch.zeros(1),
+        },
+    )
     assert structure.differing(one, other) == ["a", "c", "d"]
     assert structure.differing(one, one) == []

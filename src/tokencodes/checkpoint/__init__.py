@@ -1,7 +1,9 @@
-"""A checkpoint is a directory that appears at once, and is believed only if every byte of it is what was written.
+"""A checkpoint is a directory that appears at once, and is believed only if every byte of it is
+what was written.
 
-`layout` says what lies in one, `tensors` which tensors, `write` makes it, `read` takes it up again, `origin` says which run it
-belongs to. It stands outside `train` because `verify`, `evaluate` and `export` read checkpoints and must not know the trainer.
+`layout` says what lies in one, `tensors` which tensors, `write` makes it, `read` takes it up again,
+`origin` says which run it belongs to. It stands outside `train` because `verify`, `evaluate` and
+`export` read checkpoints and must not know the trainer.
 """
 
 from tokencodes.checkpoint.layout import (

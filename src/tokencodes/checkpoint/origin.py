@@ -1,4 +1,5 @@
-"""Which run a checkpoint or a model belongs to. What lies in the folders above it is believed only if it agrees with it.
+"""Which run a checkpoint or a model belongs to. What lies in the folders above it is believed only
+if it agrees with it.
 
 RUN/
   config.toml             what was trained; result.json: what came of it, once the run is finished
@@ -96,8 +97,9 @@ class ModelKeys(Known):
 
 @dataclass(frozen=True)
 class Origin:
-    """The run that a checkpoint or a model belongs to, and the step after which it was made. result: None while the run is
-    not finished."""
+    """The run that a checkpoint or a model belongs to, and the step after which it was made.
+    result: None while the run is not finished.
+    """
 
     folder: Path
     config: RunKeys
@@ -106,37 +108,55 @@ class Origin:
 
 
 def run_folder(place: Path) -> Path | None:
-    """The run of a checkpoint or a model by the names of the folders alone; None where they are other names."""
+    """The run of a checkpoint or a model by the names of the folders alone; None where they are
+    other names.
+    """
     place = place.resolve()
     if place.name == "model":
         return place.parent
     is_step = place.name.startswith("step-") and place.name.removeprefix("step-").isdecimal()
-    return place.parent.parent if is_step and place.parent.name in ("checkpoints", "models") else None
+    return (
+        place.parent.parent if is_step and place.parent.name in ("checkpoints", "models") else None
+    )
 
 
 def tokenizer_of(path: Path) -> Path | None:
-    """The tokenizer.json of a run, a checkpoint or a folder: in it, in the model of its run, or with the text of its run or
-    study. Where that also says which tokens begin and end a text, tokenizer_config.json lies beside it."""
+    """The tokenizer.json of a run, a checkpoint or a folder: in it, in the model of its run, or
+    with the text of its run or study. Where that also says which tokens begin and end a text,
+    tokenizer_config.json lies beside it.
+    """
     run = run_folder(path) or path
     folders = [path, path / "model", path / "data", run / "model", run / "data"]
     study = run.resolve().parent.parent
     if (study / "study.toml").is_file():
         folders.append(study / "data")
-    return next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
+    return next(
+        (folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()),
+        None,
+    )
 
 
 def origin_of(place: Path) -> Origin | None:
-    """The run of a checkpoint or of a model's folder. None where there is none, or where its files and the model do not agree:
-    then nothing is known of how the model was trained."""
+    """The run of a checkpoint or of a model's folder. None where there is none, or where its files
+    and the model do not agree: then nothing is known of how the model was trained.
+    """
     folder = run_folder(place)
-    if folder is None or not (folder / "config.toml").is_file() or not (place / "config.json").is_file():
+    if (
+        folder is None
+        or not (folder / "config.toml").is_file()
+        or not (place / "config.json").is_file()
+    ):
         return None
     try:
         config = checked(read_toml(folder / "config.toml"), RunKeys, "config.toml", "")
         model = read_record(place / "config.json", ModelKeys)
         result = read_result(folder)
         step = _step(place, folder, model, result)
-        return Origin(folder, config, result, step) if step is not None and _agree(config, model, result) else None
+        return (
+            Origin(folder, config, result, step)
+            if step is not None and _agree(config, model, result)
+            else None
+        )
     except ValueError:  # InputError among them: files of another program, or damaged ones
         return None
 
@@ -164,19 +184,30 @@ def _agree(config: RunKeys, model: ModelKeys, result: ResultRecord | None) -> bo
 
 
 def _settled_alike(asked: str, settled: str) -> bool:
-    """Whether the interface of a model is the one that a configuration names. The model's has hashes where the configuration
-    names a file, or leaves the order to the text."""
+    """Whether the interface of a model is the one that a configuration names. The model's has
+    hashes where the configuration names a file, or leaves the order to the text.
+    """
     one, other = (InterfaceSpec.parse(text) for text in (asked, settled))
     same = replace(one, matrix=None, order=None) == replace(other, matrix=None, order=None)
     return same and (one.matrix is None) == (other.matrix is None)
 
 
 def _step(place: Path, folder: Path, model: ModelKeys, result: ResultRecord | None) -> int | None:
-    """After which step a checkpoint or a model of a run was made; None where the files of the run say otherwise."""
+    """After which step a checkpoint or a model of a run was made; None where the files of the run
+    say otherwise.
+    """
     place = place.resolve()
-    number = int(place.name.removeprefix("step-")) if place.name != "model" else result.steps if result else None
+    number = (
+        int(place.name.removeprefix("step-"))
+        if place.name != "model"
+        else result.steps
+        if result
+        else None
+    )
     all_kept = checkpoints(folder / "checkpoints")
-    if number is None or (result is not None and max([number, *map(step_of, all_kept)]) > result.steps):
+    if number is None or (
+        result is not None and max([number, *map(step_of, all_kept)]) > result.steps
+    ):
         return None
     kept = next((one for one in all_kept if one.name == f"step-{number:08d}"), None)
     if kept is None:  # a run keeps the newest ones only

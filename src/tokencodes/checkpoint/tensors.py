@@ -1,7 +1,8 @@
 """The tensors of a checkpoint: which there are, and the files of a rank's parts of them.
 
-torch.distributed.checkpoint plans who writes and who reads which part. The files are safetensors files. Their headers say which
-parts they hold, in torch's own way, so `HuggingFaceStorageReader` reads them at any number of ranks. Nothing is pickled.
+torch.distributed.checkpoint plans who writes and who reads which part. The files are safetensors
+files. Their headers say which parts they hold, in torch's own way, so `HuggingFaceStorageReader`
+reads them at any number of ranks. Nothing is pickled.
 """
 
 import json
@@ -41,7 +42,9 @@ def file_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def tensors_of(model: TokenCodeForCausalLM, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def tensors_of(
+    model: TokenCodeForCausalLM, optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
     """What is stored in `tensors/`, by name: saving writes it."""
     with quiet():
         model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -49,20 +52,27 @@ def tensors_of(model: TokenCodeForCausalLM, optimizer: torch.optim.Optimizer) ->
 
 
 def named(model_state: dict[str, Any], optimizer_state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors of both states and of the generator, under the names that they have in a checkpoint.
+    """The tensors of both states and of the generator, under the names that they have in a
+    checkpoint.
 
-    The settings of the optimizer's groups are not among them: they come from the run's configuration.
+    The settings of the optimizer's groups are not among them: they come from the run's
+    configuration.
     """
     return {
         **{f"{MODEL}{name}": tensor for name, tensor in model_state.items()},
-        **{f"optimizer.{name}.{key}": value for name, state in optimizer_state.items() for key, value in state.items()},
+        **{
+            f"optimizer.{name}.{key}": value
+            for name, state in optimizer_state.items()
+            for key, value in state.items()
+        },
         "generator": torch.get_rng_state(),
     }
 
 
 class TensorWriter(HuggingFaceStorageWriter):
-    """Writes a rank's parts of all tensors into one file, a tensor after the other. torch's own would put the file together in
-    memory first, which takes the memory of the tensors once more."""
+    """Writes a rank's parts of all tensors into one file, a tensor after the other. torch's own
+    would put the file together in memory first, which takes the memory of the tensors once more.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder), save_distributed=True)
@@ -70,7 +80,10 @@ class TensorWriter(HuggingFaceStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Called by `dcp.save` on each rank. OSError: the disk is full, or worse."""
         parts = {item.index.fqn: planner.resolve_data(item).detach() for item in plan.items}
-        offsets = {item.index.fqn: {"saved_offsets": list(item.tensor_data.chunk.offsets)} for item in plan.items}
+        offsets = {
+            item.index.fqn: {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+            for item in plan.items
+        }
         if parts:
             rank = plan.storage_data["shard_index"] - 1
             _write(Path(self.path) / file_name(rank), parts, offsets)
@@ -81,14 +94,19 @@ class TensorWriter(HuggingFaceStorageWriter):
 
 def _write(file: Path, parts: dict[str, torch.Tensor], offsets: dict[str, Any]) -> None:
     """A safetensors file. offsets: where each part begins in its whole tensor."""
-    names = sorted(parts, key=lambda name: -parts[name].element_size())  # so each begins at a multiple of its element's size
+    # so each begins at a multiple of its element's size
+    names = sorted(parts, key=lambda name: -parts[name].element_size())
     notes = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)}
     header: dict[str, Any] = {"__metadata__": notes}
     end = 0
     for name in names:
         part = parts[name]
         begin, end = end, end + part.numel() * part.element_size()
-        header[name] = {"dtype": NAMES[part.dtype], "shape": list(part.shape), "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": NAMES[part.dtype],
+            "shape": list(part.shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:

@@ -1,7 +1,7 @@
 """Writing: temporary folder, files, fsync, manifest, fsync, rename, fsync, `latest`.
 
-A kill at any point leaves the former checkpoint as it was, and at most a `.tmp-` folder that the next save removes. Every rank
-writes its own tensors and hashes them; the first rank does the rest.
+A kill at any point leaves the former checkpoint as it was, and at most a `.tmp-` folder that the
+next save removes. Every rank writes its own tensors and hashes them; the first rank does the rest.
 """
 
 import errno
@@ -38,14 +38,17 @@ from tokencodes.parallel import ALONE, World
 
 Stage = Callable[[str], None]
 
-# torch logs a traceback of what it raises as well. Without a handler of ours, a program without logging would show it.
+# torch logs a traceback of what it raises as well. Without a handler of ours, a program without
+# logging would show it.
 logging.getLogger("torch.distributed.checkpoint").addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where checkpoints go and which stay: the newest `keep`, and those whose step `stays`. `on_stage` is told each stage of
-    a write (tests stop there), `warn` what went wrong and could be borne."""
+    """Where checkpoints go and which stay: the newest `keep`, and those whose step `stays`.
+    `on_stage` is told each stage of a write (tests stop there), `warn` what went wrong and could be
+    borne.
+    """
 
     folder: Path
     keep: int = 2
@@ -57,7 +60,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Content:
-    """What is written: tensors, the model's configuration, counters, ids int64[G, T + 1] of the last step."""
+    """What is written: tensors, the model's configuration, counters, ids int64[G, T + 1] of the
+    last step.
+    """
 
     tensors: dict[str, torch.Tensor]
     config: TokenCodeConfig
@@ -66,11 +71,15 @@ class Content:
 
 
 class Writer:
-    """Writes the checkpoints of a run; with `background`, behind the back of training, from a copy in the host's memory."""
+    """Writes the checkpoints of a run; with `background`, behind the back of training, from a copy
+    in the host's memory.
+    """
 
     def __init__(self, place: Place, background: bool = False) -> None:
         self._place = place
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if background else None
+        self._thread = (
+            ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if background else None
+        )
         self._pending: Future[None] | None = None
 
     def save(
@@ -81,8 +90,10 @@ class Writer:
         ids: np.ndarray,
         must: bool = False,
     ) -> None:
-        """Begins a save, after the one before is done. One that cannot be written is told, and training goes on; where it
-        `must`, because training ends here, it is done when this returns, or OSError is raised."""
+        """Begins a save, after the one before is done. One that cannot be written is told, and
+        training goes on; where it `must`, because training ends here, it is done when this returns,
+        or OSError is raised.
+        """
         self.wait()
         content = Content(tensors_of(model, optimizer), model.config, state, ids)
         if must:
@@ -91,7 +102,9 @@ class Writer:
         if self._thread is None:
             self._write(content)
             return
-        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in content.tensors.items()}
+        copies = {
+            name: tensor.detach().to("cpu", copy=True) for name, tensor in content.tensors.items()
+        }
         own = Content(copies, content.config, state, ids)
         self._pending = self._thread.submit(self._write, own)
 
@@ -100,11 +113,16 @@ class Writer:
             write(self._place, content)
         except OSError as error:
             whole = checkpoints(self._place.folder)
-            last = f"the last whole one is of step {step_of(whole[0])}" if whole else "there is none yet"
+            last = (
+                f"the last whole one is of step {step_of(whole[0])}"
+                if whole
+                else "there is none yet"
+            )
             if self._place.world.first:
                 self._place.warn(
-                    f"{self._place.folder}: the checkpoint of step {content.state.step} could not be written "
-                    f"({error.strerror or error}); {last}, and training goes on: free space on that disk, or make it writable"
+                    f"{self._place.folder}: the checkpoint of step {content.state.step} could not"
+                    f" be written ({error.strerror or error}); {last}, and training goes on: free"
+                    " space on that disk, or make it writable"
                 )
 
     def wait(self) -> None:
@@ -114,16 +132,19 @@ class Writer:
             self._pending = None
 
     def close(self, now: bool = False) -> None:
-        """Ends the thread; waits for what is being written, but where training failed and other ranks may never come to it."""
+        """Ends the thread; waits for what is being written, but where training failed and other
+        ranks may never come to it.
+        """
         if self._thread is not None:
             self._thread.shutdown(wait=not now)
 
 
 def write(place: Place, content: Content) -> Path:
-    """Writes `folder/step-N`, and removes the older ones that need not stay. Called by all ranks together.
+    """Writes `folder/step-N`, and removes the older ones that need not stay. Called by all ranks
+    together.
 
-    OSError passes through, on every rank, after the half-written folder is removed; what was there before is untouched.
-    So does KeyboardInterrupt.
+    OSError passes through, on every rank, after the half-written folder is removed; what was there
+    before is untouched. So does KeyboardInterrupt.
     """
     world, folder = place.world, place.folder
     final = folder / f"step-{content.state.step:08d}"
@@ -146,14 +167,25 @@ def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path, world: World)
     """Each rank writes its own parts of the tensors. OSError on every rank, if one could not."""
     try:
         with quiet():
-            dcp.save(tensors, storage_writer=TensorWriter(folder), process_group=world.saving, no_dist=world.ranks == 1)
+            dcp.save(
+                tensors,
+                storage_writer=TensorWriter(folder),
+                process_group=world.saving,
+                no_dist=world.ranks == 1,
+            )
     except CheckpointException as error:
         cause = cause_of(error)
-        raise OSError(errno.EIO, f"could not write the checkpoint ({first_line(cause)})", str(folder.parent.parent)) from error
+        raise OSError(
+            errno.EIO,
+            f"could not write the checkpoint ({first_line(cause)})",
+            str(folder.parent.parent),
+        ) from error
 
 
 def cause_of(error: CheckpointException) -> BaseException:
-    """What went wrong on the first rank that failed. KeyboardInterrupt where a rank was interrupted."""
+    """What went wrong on the first rank that failed. KeyboardInterrupt where a rank was
+    interrupted.
+    """
     causes: list[BaseException] = [cause for cause, _ in error.failures.values()]  # one a rank
     for cause in causes:
         pass_on_interruption(cause)
@@ -161,14 +193,18 @@ def cause_of(error: CheckpointException) -> BaseException:
 
 
 def tidy(place: Place, final: Path) -> None:
-    """What follows once a checkpoint is whole: `latest`, and the removal of older ones. A failure here takes nothing from it; a
-    kill before it is made good when the run goes on."""
+    """What follows once a checkpoint is whole: `latest`, and the removal of older ones. A failure
+    here takes nothing from it; a kill before it is made good when the run goes on.
+    """
     try:
         write_text(place.folder / LATEST, final.name + "\n")
         place.on_stage("latest")
         _remove_old(place, final)
     except OSError as error:
-        place.warn(f"{place.folder}: {final.name} is whole, but older ones could not be removed ({error.strerror or error})")
+        place.warn(
+            f"{place.folder}: {final.name} is whole, but older ones could not be removed"
+            f" ({error.strerror or error})"
+        )
 
 
 def _begin(place: Place, content: Content) -> None:
@@ -185,7 +221,9 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _all_sums(partial: Path, world: World) -> dict[str, FileSum]:
-    """Sums of the tensor files by whoever wrote them. OSError on every rank, if one could not read its own."""
+    """Sums of the tensor files by whoever wrote them. OSError on every rank, if one could not read
+    its own.
+    """
     own: dict[str, FileSum] = {}
     problem = None
     try:
@@ -195,17 +233,27 @@ def _all_sums(partial: Path, world: World) -> dict[str, FileSum]:
     told = world.gather((own, problem), world.saving)
     problems = [problem for _, problem in told if problem]
     if problems:
-        raise OSError(errno.EIO, f"could not read back what was written ({'; '.join(problems)})", str(partial))
+        raise OSError(
+            errno.EIO, f"could not read back what was written ({'; '.join(problems)})", str(partial)
+        )
     return {name: found for sums, _ in told for name, found in sums.items()}
 
 
 def _own_sums(partial: Path, world: World) -> dict[str, FileSum]:
-    """The sum of the file of tensors that this rank wrote, if it wrote one. A single rank leaves that to `_commit`."""
+    """The sum of the file of tensors that this rank wrote, if it wrote one. A single rank leaves
+    that to `_commit`.
+    """
     file = partial / "tensors" / file_name(world.rank)
-    return {str(file.relative_to(partial)): file_sum(file)} if world.ranks > 1 and file.is_file() else {}
+    return (
+        {str(file.relative_to(partial)): file_sum(file)}
+        if world.ranks > 1 and file.is_file()
+        else {}
+    )
 
 
-def _commit(place: Place, content: Content, partial: Path, final: Path, sums: dict[str, FileSum]) -> None:
+def _commit(
+    place: Place, content: Content, partial: Path, final: Path, sums: dict[str, FileSum]
+) -> None:
     content.config.save_pretrained(partial)
     np.save(partial / LAST_BATCH, content.last_ids)
     write_json(partial / "state.json", content.state.model_dump())
@@ -213,7 +261,11 @@ def _commit(place: Place, content: Content, partial: Path, final: Path, sums: di
     names = {str(file.relative_to(partial)): file for file in files_of(partial)}
     unseen = sums.keys() - names.keys()
     if unseen:  # a file system that does not yet show here what another node wrote
-        raise OSError(errno.EIO, f"{sorted(unseen)[0]} was written by another rank and is not here", str(partial))
+        raise OSError(
+            errno.EIO,
+            f"{sorted(unseen)[0]} was written by another rank and is not here",
+            str(partial),
+        )
     sums = {name: sums[name] if name in sums else file_sum(file) for name, file in names.items()}
     for file in names.values():
         fsync(file)
@@ -231,7 +283,8 @@ def _commit(place: Place, content: Content, partial: Path, final: Path, sums: di
 
 def _remove_old(place: Place, final: Path) -> None:
     """Leaves the newest `keep`, the one just written among them, and those that stay."""
-    # A later one was passed over as damaged, or the run would have gone on from it: it must not push out a whole one.
+    # A later one was passed over as damaged, or the run would have gone on from it: it must not
+    # push out a whole one.
     found = checkpoints(place.folder)
     later = [path for path in found if path.name > final.name]
     old_ones = [path for path in found[len(later) + place.keep :] if not place.stays(step_of(path))]
@@ -244,7 +297,8 @@ def _remove_old(place: Place, final: Path) -> None:
 
 def _room_for(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """OSError before anything is written, where the tensors alone would not fit."""
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())  # of all ranks
+    # of all ranks
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     free = shutil.disk_usage(folder).free
     if free < needed:
         told = f"No space left on device ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free)"

@@ -1,7 +1,8 @@
 """The commands. Each parses, calls one function, prints; no logic lives here.
 
-Every command takes --json: one JSON object on standard output and nothing else there. Exit 0: done; 1: a check did not hold;
-2: unusable input, one line that names the value, the place and the way out.
+Every command takes --json: one JSON object on standard output and nothing else there. Exit 0: done;
+1: a check did not hold; 2: unusable input, one line that names the value, the place and the way
+out.
 """
 
 import os
@@ -11,7 +12,8 @@ import typer
 from safetensors import SafetensorError
 from typer.exceptions import TyperException
 
-from tokencodes.cli import data, evaluate, export, models, runs, submit  # noqa: F401 (each adds its commands)
+# Each of these adds its commands.
+from tokencodes.cli import data, evaluate, export, models, runs, submit  # noqa: F401
 from tokencodes.cli.common import app
 from tokencodes.cli.printing import note, speaks
 from tokencodes.errors import CheckFailed, Elsewhere, InputError, first_line, pass_on_interruption
@@ -24,7 +26,8 @@ def main() -> None:
     """Entry point: turns errors that a user can act on into one line and an exit status."""
     status = run(sys.argv[1:])
     if "torch.distributed" in sys.modules and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        # A rank ends at once: threads of an exchange that is over may abort the interpreter as it ends.
+        # A rank ends at once: threads of an exchange that is over may abort the interpreter as it
+        # ends.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -51,28 +54,45 @@ def run(arguments: list[str]) -> int:
     except MemoryError as error:
         return _no_memory(error)
     except RuntimeError as error:
-        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's, of a GPU or not
+        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(
+            error
+        ):  # torch's, of a GPU or not
             return _no_memory(error)
         raise
     except TyperException as error:
         told = error.format_message()
         command = [arguments[0]] if arguments and not arguments[0].startswith("-") else []
         see = " ".join(["tokencodes", *command, "--help"])
-        return _complain(f"{told} (see {see})", 2) if told else 2  # without arguments the help was shown
+        # without arguments the help was shown
+        return _complain(f"{told} (see {see})", 2) if told else 2
     except UnicodeEncodeError as error:
-        name = str(error.object)[:160]  # of a file or a folder, in which other bytes than UTF-8 are lone surrogates
-        return _complain(f"{name!r}: holds bytes that are not UTF-8, so no file can record it; choose another name", 2)
+        # of a file or a folder, in which other bytes than UTF-8 are lone surrogates
+        name = str(error.object)[:160]
+        return _complain(
+            f"{name!r}: holds bytes that are not UTF-8, so no file can record it; choose another"
+            " name",
+            2,
+        )
     except SafetensorError as error:
-        return _complain(f"could not write or read tensors ({error}); is the disk full? What was finished before is intact", 2)
+        return _complain(
+            f"could not write or read tensors ({error}); is the disk full? What was finished before"
+            " is intact",
+            2,
+        )
     except OSError as error:
         if error.errno is None:  # numpy's, of a write that ended early
             return _complain(f"{error}; is the disk full? What was finished before is intact", 2)
         place = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{place}{error.strerror}; what was finished before is intact: mend this and repeat the command", 2)
+        return _complain(
+            f"{place}{error.strerror}; what was finished before is intact: mend this and repeat the"
+            " command",
+            2,
+        )
 
 
 def _called(arguments: list[str]) -> int | None:
-    """Runs one command. Ctrl-C comes out as KeyboardInterrupt, whatever a library has made of it."""
+    """Runs one command. Ctrl-C comes out as KeyboardInterrupt,
+    whatever a library has made of it."""
     try:
         status: int | None = app(arguments, standalone_mode=False)
     except Exception as error:
@@ -83,7 +103,9 @@ def _called(arguments: list[str]) -> int | None:
 
 def _no_memory(error: Exception) -> int:
     return _complain(
-        f"not enough memory ({first_line(error)}); lower the sizes that were asked for. What was finished is intact", 2
+        f"not enough memory ({first_line(error)}); lower the sizes that were asked for. What was"
+        " finished is intact",
+        2,
     )
 
 

@@ -1,7 +1,8 @@
-"""A job for Slurm, and the batch file that a person can read. Whatever stands in that file is checked and quoted here.
+"""A job for Slurm, and the batch file that a person can read. Whatever stands in that file is
+checked and quoted here.
 
-Slurm reads the words of its options as a shell reads them, so one way of quoting serves both. No text may hold a line break: it
-would end its line, and begin an option or a command of its own.
+Slurm reads the words of its options as a shell reads them, so one way of quoting serves both. No
+text may hold a line break: it would end its line, and begin an option or a command of its own.
 """
 
 import re
@@ -15,8 +16,10 @@ from typing import NamedTuple
 from tokencodes.errors import InputError
 from tokencodes.escape import CONTROL
 
-LAST_FILE = {"train": "result.json", "compare": "report.html"}  # what each command writes last of all
-PROGRESS = ("checkpoints/step-*/manifest.json", "result.json", "data/*/source.json")  # files that mean "got further"
+# what each command writes last of all
+LAST_FILE = {"train": "result.json", "compare": "report.html"}
+# files that mean "got further"
+PROGRESS = ("checkpoints/step-*/manifest.json", "result.json", "data/*/source.json")
 REST = 30  # seconds of the notice that are left to Slurm and to torchrun
 # What the file sets by itself, by long and short name, so no --extra may.
 OURS = {
@@ -28,7 +31,15 @@ OURS = {
     "time": "t",
     "signal": "",
 }
-OURS |= {"partition": "p", "account": "A", "output": "o", "error": "e", "open-mode": "", "chdir": "D", "array": "a"}
+OURS |= {
+    "partition": "p",
+    "account": "A",
+    "output": "o",
+    "error": "e",
+    "open-mode": "",
+    "chdir": "D",
+    "array": "a",
+}
 OURS |= {"requeue": "", "no-requeue": "", "job-name": "J"}
 
 
@@ -43,7 +54,9 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What is to run, on what, and for how long; `notice` seconds before the time is up it is told to stop."""
+    """What is to run, on what, and for how long; `notice` seconds before the time is up it is told
+    to stop.
+    """
 
     command: tuple[str, ...]
     out: Path
@@ -73,7 +86,9 @@ class Job:
         return self.shape.ranks * self.shape.cpus
 
     def launch(self, run: str, endpoint: str) -> list[str]:
-        """torchrun and its options, one for a line; `run` and `endpoint` name the meeting of the nodes."""
+        """torchrun and its options, one for a line; `run` and `endpoint` name the meeting of the
+        nodes.
+        """
         return [
             f"--nnodes={self.shape.nodes}",
             f"--nproc-per-node={self.shape.ranks}",
@@ -90,24 +105,40 @@ class Job:
 
 
 def batch_file(job: Job) -> str:
-    """The file for sbatch. Slurm reads its options as a shell would read words, so both are quoted alike."""
+    """The file for sbatch. Slurm reads its options as a shell would read words, so both are quoted
+    alike.
+    """
     log = str(job.out).replace("%", "%%") + "/slurm/%j.log"
-    told = [f"--job-name={job.name}", f"--nodes={job.shape.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={job.cores}"]
+    told = [
+        f"--job-name={job.name}",
+        f"--nodes={job.shape.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={job.cores}",
+    ]
     told += [f"--gpus-per-node={job.shape.gpus}"] if job.shape.gpus else []
     told += [f"--time={_slurm_time(job.seconds)}"]
-    told += [f"--{key}={value}" for key, value in (("partition", job.partition), ("account", job.account)) if value]
+    told += [
+        f"--{key}={value}"
+        for key, value in (("partition", job.partition), ("account", job.account))
+        if value
+    ]
     told += [f"--chdir={job.folder}", f"--output={log}", "--open-mode=append", "--requeue"]
     quoted = [_quoted_option(option) for option in told]
     out, command = shlex.quote(str(job.out)), shlex.join(job.command)
     found = " -o ".join(f"-path '*/{pattern}'" for pattern in PROGRESS)
-    torchrun = " \\\n    ".join(job.launch('"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"', '"$head:$port"'))
+    torchrun = " \\\n    ".join(
+        job.launch('"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"', '"$head:$port"')
+    )
     return f"""#!/bin/bash
-# Written by `tokencodes submit`. Submit it with sbatch as often as you like: the run goes on where it stopped.
+# Written by `tokencodes submit`. Submit it with sbatch as often as you like: the run goes on where
+# it stopped.
 {chr(10).join(f"#SBATCH {option}" for option in [*quoted, *map(_quoted_extra, job.extra)])}
-# {job.notice} seconds before the time is up, SIGTERM to the processes of the step; "B:" would send it to this shell alone.
+# {job.notice} seconds before the time is up, SIGTERM to the processes of the step; "B:" would send
+# it to this shell alone.
 #SBATCH --signal=TERM@{job.notice}
 
-# The programs of the environment in which the job was submitted; one thread for each core of a rank.
+# The programs of the environment in which the job was submitted; one thread for each core of a
+# rank.
 export PATH={shlex.quote(str(job.programs))}:"$PATH"
 export OMP_NUM_THREADS={job.shape.cpus}
 set -e
@@ -123,9 +154,11 @@ before=$(got)
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 10000))
 
-# One torchrun a node. A node that stops first must not end the others, which may still be saving. torchrun passes SIGTERM on
-# and gives its ranks {job.notice - REST} seconds; a rank that fails is not started again here, but with the job.
-srun --nodes={job.shape.nodes} --ntasks-per-node=1 --cpus-per-task={job.cores} --kill-on-bad-exit=0 --wait=0 \\
+# One torchrun a node. A node that stops first must not end the others, which may still be saving.
+# torchrun passes SIGTERM on and gives its ranks {job.notice - REST} seconds. A rank that fails is
+# not started again here, but with the job.
+srun --nodes={job.shape.nodes} --ntasks-per-node=1 --cpus-per-task={job.cores} \\
+  --kill-on-bad-exit=0 --wait=0 \\
   torchrun \\
     {torchrun} \\
     -m tokencodes {command}
@@ -144,14 +177,20 @@ fi
 
 
 def seconds_of(text: str) -> int:
-    """Seconds of a time as Slurm writes it: MINUTES, MINUTES:SECONDS, H:M:S, DAYS-H, DAYS-H:M, DAYS-H:M:S."""
+    """Seconds of a time as Slurm writes it: MINUTES, MINUTES:SECONDS, H:M:S, DAYS-H, DAYS-H:M,
+    DAYS-H:M:S.
+    """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if found is None:
-        raise InputError(f"--time {text!r}: write it as Slurm does: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS")
+        raise InputError(
+            f"--time {text!r}: write it as Slurm does: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS"
+        )
     days, *parts = found.groups()
     values = [int(part) for part in parts if part is not None]
     units = (3600, 60, 1) if days is not None or len(values) == 3 else (60, 1)
-    return int(days or 0) * 86400 + sum(value * unit for value, unit in zip(values, units, strict=False))
+    return int(days or 0) * 86400 + sum(
+        value * unit for value, unit in zip(values, units, strict=False)
+    )
 
 
 def _slurm_time(seconds: int) -> str:
@@ -166,7 +205,9 @@ def _quoted_option(option: str) -> str:
 
 
 def words_of(option: str) -> list[str]:
-    """The one or two words of an --extra, as a shell reads them. InputError where it is not one option."""
+    """The one or two words of an --extra, as a shell reads them. InputError where it is not one
+    option.
+    """
     try:
         words = shlex.split(option)
     except ValueError as error:
@@ -174,7 +215,9 @@ def words_of(option: str) -> list[str]:
     first, rest = (words or [""])[0], words[1:]
     value_apart = len(rest) == 1 and "=" not in first and not rest[0].startswith("-")
     if not re.match(r"--\w|-\w", first) or (rest and not value_apart):
-        raise InputError(f"--extra {option!r}: write one option as sbatch takes it: --KEY=VALUE or -K VALUE")
+        raise InputError(
+            f"--extra {option!r}: write one option as sbatch takes it: --KEY=VALUE or -K VALUE"
+        )
     return words
 
 
@@ -184,33 +227,54 @@ def _quoted_extra(option: str) -> str:
 
 
 def check_job(job: Job, told: str) -> None:
-    """InputError where no batch file can hold the job, or Slurm would not run it as it is meant. told: its time, as given."""
+    """InputError where no batch file can hold the job, or Slurm would not run it as it is meant.
+    told: its time, as given.
+    """
     if job.seconds < 2 * job.notice:
-        raise InputError(f"--time {told}: less than twice the {job.notice} seconds of --notice; give the job more time")
+        raise InputError(
+            f"--time {told}: less than twice the {job.notice} seconds of --notice; give the job"
+            " more time"
+        )
     _refuse_control(job)
     for option in job.extra:
         name = re.match(r"--([\w-]+)|-(\w)", words_of(option)[0])
         if name is not None and (name[1] in OURS or name[2] in set(OURS.values()) - {""}):
-            raise InputError(f"--extra {option!r}: submit sets this itself; see tokencodes submit --help")
+            raise InputError(
+                f"--extra {option!r}: submit sets this itself; see tokencodes submit --help"
+            )
     _check_setup(job.setup)
 
 
 def _refuse_control(job: Job) -> None:
     """A line break in any text would end its line of the batch file, and begin one of its own."""
-    texts = {"--partition": [job.partition or ""], "--account": [job.account or ""], "--extra": job.extra}
+    texts = {
+        "--partition": [job.partition or ""],
+        "--account": [job.account or ""],
+        "--extra": job.extra,
+    }
     texts |= {"--out": [str(job.out)], "this folder": [str(job.folder)], "the command": job.command}
     texts |= {"--setup": [line.replace("\t", " ") for line in job.setup]}
     for name, given in texts.items():
         for text in given:
             if CONTROL.search(text):
-                raise InputError(f"{name} {text!r}: a batch file cannot hold a line break or another control character")
+                raise InputError(
+                    f"{name} {text!r}: a batch file cannot hold a line break or another control"
+                    " character"
+                )
 
 
 def _check_setup(lines: tuple[str, ...]) -> None:
-    """The lines together must be whole commands, so that what follows them in the batch file is none of theirs."""
+    """The lines together must be whole commands, so that what follows them in the batch file is
+    none of theirs.
+    """
     script = "\n".join(lines) + "\n"
-    tried = subprocess.run(["bash", "-n"], input=script, capture_output=True, encoding="utf-8", errors="replace")
+    tried = subprocess.run(
+        ["bash", "-n"], input=script, capture_output=True, encoding="utf-8", errors="replace"
+    )
     if tried.stderr.strip():  # an unfinished here-document is a warning alone
         raise InputError(f"--setup: no shell command: {tried.stderr.strip().splitlines()[-1]}")
     if lines and re.search(r"(?<!\\)(\\\\)*\\$", lines[-1]):
-        raise InputError(f"--setup {lines[-1]!r}: its last backslash would join it to the next line; leave it out")
+        raise InputError(
+            f"--setup {lines[-1]!r}: its last backslash would join it to the next line; leave"
+            " it out"
+        )

@@ -1,7 +1,7 @@
 """What all commands share: the app, the options, and who is told what happens.
 
-Modules of commands import little at their top: what a command needs is imported inside it, so that help, and commands that work
-on text alone, do not wait for torch.
+Modules of commands import little at their top: what a command needs is imported inside it, so that
+help, and commands that work on text alone, do not wait for torch.
 """
 
 import os
@@ -26,17 +26,27 @@ app = typer.Typer(
     help="Train, verify and study decoder language models whose token inputs are fixed codes.",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one value; repeatable.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one value; repeatable."),
+]
 Track = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Show runs in tensorboard, trackio or wandb too; repeatable.")
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="Show runs in tensorboard, trackio or wandb too; repeatable."
+    ),
 ]
 Preset = Annotated[str, typer.Argument(help="A preset's name, or a TOML file.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
 
 
 def observer(as_json: bool, track: list[str] | None = None, out: Path = Path()) -> "Observer":
-    """Who is told what happens: a person, but where a program reads the output; and trackers, which write into `out`."""
+    """Who is told what happens: a person, but where a program reads the output; and trackers, which
+    write into `out`.
+    """
     from tokencodes.train.metrics import Silent, Terminal
 
     someone = Silent() if as_json else Terminal()
@@ -53,18 +63,30 @@ def again() -> str:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here, ranks = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
         told = shlex.join(["--nproc-per-node", str(here), "-m", "tokencodes", *sys.argv[1:]])
-        nodes = f"--nnodes {ranks // here} --rdzv-endpoint HOST:PORT --rdzv-backend c10d " if ranks > here else ""
+        nodes = (
+            f"--nnodes {ranks // here} --rdzv-endpoint HOST:PORT --rdzv-backend c10d "
+            if ranks > here
+            else ""
+        )
         return f"torchrun {nodes}{told}"
     program = Path(sys.argv[0]) if Path(sys.argv[0]).name == "tokencodes" else Path("tokencodes")
     if program.is_absolute():
         found = shutil.which("tokencodes")
-        program = Path("tokencodes") if found and Path(found) == program else Path(os.path.relpath(program))
+        program = (
+            Path("tokencodes")
+            if found and Path(found) == program
+            else Path(os.path.relpath(program))
+        )
     return shlex.join([str(program), *sys.argv[1:]])
 
 
 def stopped(as_json: bool, where: Path) -> None:
     """Says that the work was stopped at a safe place, and how it goes on."""
-    emit(as_json, {"done": False, "out": str(where)}, ["Stopped; everything up to here is saved. To go on:", f"  {again()}"])
+    emit(
+        as_json,
+        {"done": False, "out": str(where)},
+        ["Stopped; everything up to here is saved. To go on:", f"  {again()}"],
+    )
 
 
 def show_version(asked: bool) -> None:
@@ -76,7 +98,10 @@ def show_version(asked: bool) -> None:
 
 @app.callback()
 def common(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=show_version, is_eager=True)] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=show_version, is_eager=True),
+    ] = False,
 ) -> None:
     """Train, verify and study decoder language models whose token inputs are fixed codes."""
 

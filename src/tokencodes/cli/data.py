@@ -1,4 +1,6 @@
-"""Commands that work on text: tokenizer, prepare, inspect, ledger. None of them loads torch before it must."""
+"""Commands that work on text: tokenizer, prepare, inspect, ledger. None of them loads torch before
+it must.
+"""
 
 from dataclasses import asdict
 from itertools import islice
@@ -17,7 +19,13 @@ if TYPE_CHECKING:
     from tokencodes.data.inspect import Inspection
 
 Inputs = Annotated[
-    list[str], typer.Argument(help="Files, folders, globs, hf:OWNER/NAME/FOLDER, embedded:NAME; for prepare also one preset.")
+    list[str],
+    typer.Argument(
+        help=(
+            "Files, folders, globs, hf:OWNER/NAME/FOLDER, embedded:NAME; for prepare also one"
+            " preset."
+        )
+    ),
 ]
 
 
@@ -26,9 +34,13 @@ def tokenizer(
     inputs: Inputs,
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size V.")],
     out: Annotated[Path, typer.Option(help="tokenizer.json to write.")],
-    validation_fraction: Annotated[float, typer.Option(help="Share of documents that is held out, and not read here.")] = 0.001,
+    validation_fraction: Annotated[
+        float, typer.Option(help="Share of documents that is held out, and not read here.")
+    ] = 0.001,
     split_seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
-    text_column: Annotated[str, typer.Option(help="Key or column of the text; dots for what is nested.")] = "text",
+    text_column: Annotated[
+        str, typer.Option(help="Key or column of the text; dots for what is nested.")
+    ] = "text",
     id_column: Annotated[str, typer.Option(help="Key or column of the document's id.")] = "id",
     as_json: Json = False,
 ) -> None:
@@ -41,7 +53,9 @@ def tokenizer(
     if out.exists():
         raise InputError(f"{out}: exists; remove it or choose another --out")
     options = PrepareOptions(
-        split_seed=split_seed, validation_fraction=validation_fraction, columns=Columns(text_column, id_column)
+        split_seed=split_seed,
+        validation_fraction=validation_fraction,
+        columns=Columns(text_column, id_column),
     )
     train_tokenizer(training_texts(resolve_inputs(tuple(inputs)), options), vocab_size, out)
     file = TokenizerFile(out)
@@ -56,40 +70,70 @@ def tokenizer(
 def prepare(
     inputs: Inputs,
     out: Out,
-    tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer.json.")] = None,
+    tokenizer_file: Annotated[
+        Path | None, typer.Option("--tokenizer", help="A tokenizer.json.")
+    ] = None,
     validation_fraction: Annotated[
         float | None, typer.Option(help="Share of documents that is held out; 0.001 if not told.")
     ] = None,
-    split_seed: Annotated[int | None, typer.Option(help="Seed of the split; 0 if not told.")] = None,
-    text_column: Annotated[str | None, typer.Option(help="Key or column of the text; dots for what is nested.")] = None,
-    id_column: Annotated[str | None, typer.Option(help="Key or column of the document's id.")] = None,
-    source_column: Annotated[str | None, typer.Option(help="Key or column that names each document's source.")] = None,
-    end_of_text: Annotated[Literal["append", "none"] | None, typer.Option(help="The token that ends a document.")] = None,
-    min_document_tokens: Annotated[int | None, typer.Option(help="Leave out shorter documents, and count them.")] = None,
-    shard_tokens: Annotated[int | None, typer.Option(help="Size at which a shard is closed.")] = None,
-    on_error: Annotated[
-        Literal["stop", "skip"] | None, typer.Option(help="What cannot be a document: an error, or left out and counted.")
+    split_seed: Annotated[
+        int | None, typer.Option(help="Seed of the split; 0 if not told.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=1 << 16, help="Processes, each with one input at a time.")] = 1,
+    text_column: Annotated[
+        str | None, typer.Option(help="Key or column of the text; dots for what is nested.")
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option(help="Key or column of the document's id.")
+    ] = None,
+    source_column: Annotated[
+        str | None, typer.Option(help="Key or column that names each document's source.")
+    ] = None,
+    end_of_text: Annotated[
+        Literal["append", "none"] | None, typer.Option(help="The token that ends a document.")
+    ] = None,
+    min_document_tokens: Annotated[
+        int | None, typer.Option(help="Leave out shorter documents, and count them.")
+    ] = None,
+    shard_tokens: Annotated[
+        int | None, typer.Option(help="Size at which a shard is closed.")
+    ] = None,
+    on_error: Annotated[
+        Literal["stop", "skip"] | None,
+        typer.Option(help="What cannot be a document: an error, or left out and counted."),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=1 << 16, help="Processes, each with one input at a time.")
+    ] = 1,
     tokenizer_engine: Annotated[
-        Literal["cached", "reference"], typer.Option(help="cached: same ids, faster; reference: the tokenizers library alone.")
+        Literal["cached", "reference"],
+        typer.Option(help="cached: same ids, faster; reference: the tokenizers library alone."),
     ] = "cached",
-    batch_mb: Annotated[float, typer.Option(help="Megabytes of text that a worker holds at a time.")] = 4.0,
+    batch_mb: Annotated[
+        float, typer.Option(help="Megabytes of text that a worker holds at a time.")
+    ] = 4.0,
     engine: Annotated[
-        Literal["local", "slurm", "ray"], typer.Option(help="Where workers run; slurm and ray through datatrove.")
+        Literal["local", "slurm", "ray"],
+        typer.Option(help="Where workers run; slurm and ray through datatrove."),
     ] = "local",
     cluster: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="For slurm (time=, partition=, ...) or ray; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="For slurm (time=, partition=, ...) or ray; repeatable."
+        ),
     ] = None,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Text into shards. INPUT is text, or a preset that names it. Repeating the command goes on where it stopped."""
+    """Text into shards. INPUT is text, or a preset that names it. Repeating the command goes on
+    where it stopped.
+    """
     from tokencodes.data.prepare import Means
     from tokencodes.train.corpus import Asked, prepare_asked
 
     if not 0 < batch_mb <= 1 << 20:
-        raise InputError(f"--batch-mb {batch_mb}: it must be above 0, and at most {1 << 20:,} megabytes")
+        raise InputError(
+            f"--batch-mb {batch_mb}: it must be above 0, and at most {1 << 20:,} megabytes"
+        )
     say = observer(as_json).say
     asked_for = {
         "validation_fraction": validation_fraction,
@@ -103,12 +147,21 @@ def prepare(
         "on_error": on_error,
     }
     asked = Asked(
-        tuple(inputs), tokenizer_file, {key: value for key, value in asked_for.items() if value is not None}, sets or []
+        tuple(inputs),
+        tokenizer_file,
+        {key: value for key, value in asked_for.items() if value is not None},
+        sets or [],
     )
-    means = Means(workers, tokenizer_engine, max(1, int(batch_mb * (1 << 20))), engine, tuple(cluster or ()))
+    means = Means(
+        workers, tokenizer_engine, max(1, int(batch_mb * (1 << 20))), engine, tuple(cluster or ())
+    )
     dataset = prepare_asked(asked, out, means, say)
     if dataset is None:
-        emit(as_json, {"done": False, "out": str(out)}, ["Submitted. When the jobs are done, this seals it:", f"  {again()}"])
+        emit(
+            as_json,
+            {"done": False, "out": str(out)},
+            ["Submitted. When the jobs are done, this seals it:", f"  {again()}"],
+        )
         return
     emit(as_json, {"done": True, **_prepared(dataset)}, _preparation(dataset))
 
@@ -125,7 +178,11 @@ def _prepared(dataset: "Dataset") -> dict[str, object]:
         "noted": counts.noted,
         "text_bytes": counts.text_bytes,
         "lost_bytes": counts.lost_bytes,
-        "moved": None if moved is None else {"to": moved.to, "documents": moved.documents, "ids": _moved_ids(dataset, moved)},
+        "moved": (
+            None
+            if moved is None
+            else {"to": moved.to, "documents": moved.documents, "ids": _moved_ids(dataset, moved)}
+        ),
     }
 
 
@@ -147,7 +204,10 @@ def _preparation(dataset: "Dataset") -> list[str]:
     if moved is not None:
         extreme = "lowest" if moved.to == "validation" else "highest"
         named = ", ".join(_moved_ids(dataset, moved))
-        lines.append(f"  the {moved.to} side would be empty, so it got the document of the {extreme} split hash: {named}")
+        lines.append(
+            f"  the {moved.to} side would be empty, so it got the document of the {extreme} split"
+            f" hash: {named}"
+        )
     if counts.lost_bytes != 0:
         lines.append(f"  {lost(counts)}")
     for verb, kinds in (("dropped", counts.dropped), ("noted", counts.noted)):
@@ -160,11 +220,17 @@ def _preparation(dataset: "Dataset") -> list[str]:
 @app.command()
 def inspect(
     dataset: Annotated[Path, typer.Argument(help="A prepared dataset.")],
-    context: Annotated[int, typer.Option(min=1, help="Context T, for what is eligible and how often it is seen.")] = 2048,
-    full: Annotated[bool, typer.Option("--full", help="Read every byte against its checksum.")] = False,
+    context: Annotated[
+        int, typer.Option(min=1, help="Context T, for what is eligible and how often it is seen.")
+    ] = 2048,
+    full: Annotated[
+        bool, typer.Option("--full", help="Read every byte against its checksum.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """What is in a dataset: counts, lengths, sources, what the paper's sampling would see, checksums."""
+    """What is in a dataset: counts, lengths, sources, what the paper's sampling would see,
+    checksums.
+    """
     from tokencodes.data.dataset import Dataset
     from tokencodes.data.inspect import inspect as inspect_dataset
 
@@ -173,21 +239,36 @@ def inspect(
 
 
 def _inspection(found: "Inspection") -> Table:
-    table = Table("", "", "", title=f"{found.path}, V = {found.vocab_size:,}, T = {found.context:,}")
+    table = Table(
+        "", "", "", title=f"{found.path}, V = {found.vocab_size:,}, T = {found.context:,}"
+    )
     for side, facts in found.sides.items():
         share = facts.eligible_tokens / facts.tokens if facts.tokens else 0.0
         table.add_row(
             side,
             f"{facts.documents:,} documents, {facts.tokens:,} tokens, {facts.shards:,} shards",
-            f"{facts.eligible_documents:,} documents with T + 1 tokens hold {share:.1%} of the tokens",
+            f"{facts.eligible_documents:,} documents with T + 1 tokens hold {share:.1%} of the"
+            " tokens",
         )
     for verb, kinds in (("dropped", found.dropped), ("noted", found.noted)):
         for kind, count in kinds.items():
-            table.add_row(f"{verb}: {kind}", f"{count:,}", f"{count / max(1, found.read):.3%} of {found.read:,} documents read")
-    lost = "unknown: tokens are not the bytes of the text" if found.lost_bytes is None else f"{found.lost_bytes:,}"
+            table.add_row(
+                f"{verb}: {kind}",
+                f"{count:,}",
+                f"{count / max(1, found.read):.3%} of {found.read:,} documents read",
+            )
+    lost = (
+        "unknown: tokens are not the bytes of the text"
+        if found.lost_bytes is None
+        else f"{found.lost_bytes:,}"
+    )
     table.add_row("bytes that no token stands for", lost, f"of {found.text_bytes:,} bytes of text")
     if found.moved is not None:
-        table.add_row(f"moved to {found.moved['to']}", f"{found.moved['documents']:,} documents", "because it would be empty")
+        table.add_row(
+            f"moved to {found.moved['to']}",
+            f"{found.moved['documents']:,} documents",
+            "because it would be empty",
+        )
     table.add_section()
     total = sum(found.sources.values())
     for name, tokens in found.sources.items():
@@ -205,13 +286,21 @@ def _inspection(found: "Inspection") -> Table:
         table.add_row("exposure", "nothing is seen", "no training document has T + 1 tokens")
     else:
         seen = found.exposure
-        table.add_row("exposure: never seen", f"{seen.unseen:.1%} of the tokens", "in documents shorter than T + 1 tokens")
+        table.add_row(
+            "exposure: never seen",
+            f"{seen.unseen:.1%} of the tokens",
+            "in documents shorter than T + 1 tokens",
+        )
         table.add_row("exposure: interior of documents", f"{seen.interior:.2f} of the mean", "")
-        table.add_row("exposure: towards the ends of documents", f"{seen.edges:.2f} of the mean", "")
+        table.add_row(
+            "exposure: towards the ends of documents", f"{seen.edges:.2f} of the mean", ""
+        )
         for one in seen.histogram:
             high = "and more" if one.high is None else f"to {one.high:g}"
             table.add_row(
-                f"exposure {one.low:g} {high} of the mean", f"{one.tokens:,} tokens", f"{_bar(one.share)} of what is seen"
+                f"exposure {one.low:g} {high} of the mean",
+                f"{one.tokens:,} tokens",
+                f"{_bar(one.share)} of what is seen",
             )
     table.add_section()
     table.add_row("fingerprint", found.fingerprint[:16], f"checked: {found.checked}")
@@ -233,10 +322,32 @@ def ledger(
 
     entries = read_ledger(run, step)
     several = len({entry.dataset for entry in entries}) > 1
-    columns = ("window", *(["dataset"] if several else []), "source", "document", "shard", "no.", "start", "tokens")
+    columns = (
+        "window",
+        *(["dataset"] if several else []),
+        "source",
+        "document",
+        "shard",
+        "no.",
+        "start",
+        "tokens",
+    )
     table = Table(*columns, title=f"{run}, step {step:,}")
     for entry in entries:
         where = (entry.dataset,) if several else ()
-        cells = (entry.window, *where, entry.source, entry.id, entry.shard, entry.document, entry.start, entry.tokens)
+        cells = (
+            entry.window,
+            *where,
+            entry.source,
+            entry.id,
+            entry.shard,
+            entry.document,
+            entry.start,
+            entry.tokens,
+        )
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells))
-    emit(as_json, {"run": str(run), "step": step, "windows": [asdict(entry) for entry in entries]}, table)
+    emit(
+        as_json,
+        {"run": str(run), "step": step, "windows": [asdict(entry) for entry in entries]},
+        table,
+    )

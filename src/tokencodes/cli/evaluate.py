@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from tokencodes.evaluate.suites import Benchmark
     from tokencodes.evaluate.texts import Texts
 
-Suite = Annotated[str, typer.Option(help="paper, cloze, embedded, or single benchmarks, joined by commas.")]
-Data = Annotated[Path | None, typer.Option(help="Folder of the benchmarks' rows; without it they come from the hub.")]
+Suite = Annotated[
+    str, typer.Option(help="paper, cloze, embedded, or single benchmarks, joined by commas.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the benchmarks' rows; without it they come from the hub."),
+]
 Context = Annotated[
     int | None,
     typer.Option(
@@ -28,17 +33,30 @@ Context = Annotated[
         help="Tokens that are read at once; 2,048 as in the paper unless the model reads less.",
     ),
 ]
-Documents = Annotated[int | None, typer.Option(min=1, help="So many documents of each benchmark, drawn by --seed.")]
-Seed = Annotated[int, typer.Option(help="Of the drawn documents, and of the requests that are scored twice.")]
-PrefixToken = Annotated[int | None, typer.Option("--prefix-token", help="Id for an empty context; default: begin of text.")]
+Documents = Annotated[
+    int | None, typer.Option(min=1, help="So many documents of each benchmark, drawn by --seed.")
+]
+Seed = Annotated[
+    int, typer.Option(help="Of the drawn documents, and of the requests that are scored twice.")
+]
+PrefixToken = Annotated[
+    int | None,
+    typer.Option("--prefix-token", help="Id for an empty context; default: begin of text."),
+]
 Plain = Annotated[
-    bool, typer.Option("--plain-prompts", help="Go on where the tokenizer has a chat template: prompts are plain text.")
+    bool,
+    typer.Option(
+        "--plain-prompts",
+        help="Go on where the tokenizer has a chat template: prompts are plain text.",
+    ),
 ]
 
 
 @app.command()
 def audit(
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, a run, a model's folder or a hub id.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="A tokenizer.json, a run, a model's folder or a hub id.")
+    ],
     suite: Suite = "paper",
     data: Data = None,
     context_length: Context = None,
@@ -67,16 +85,28 @@ def audit(
     table = Table("benchmark", *columns, title=f"{suite}, {asking.limit:,} tokens")
     for one in rows:
         values = [value for key, value in one.model_dump().items() if key != "name"]
-        table.add_row(title_of(one.name), *("not known" if value is None else f"{value:,}" for value in values))
+        table.add_row(
+            title_of(one.name),
+            *("not known" if value is None else f"{value:,}" for value in values),
+        )
     emit(
-        as_json, {"requests_sha256": sha256, "context_length": asking.limit, "audit": [one.model_dump() for one in rows]}, table
+        as_json,
+        {
+            "requests_sha256": sha256,
+            "context_length": asking.limit,
+            "audit": [one.model_dump() for one in rows],
+        },
+        table,
     )
 
 
 @app.command()
 def evaluate(
     model: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="A run, a checkpoint, a folder of any causal LM, a hub id.")
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="A run, a checkpoint, a folder of any causal LM, a hub id."
+        ),
     ],
     out: Out,
     suite: Suite = "paper",
@@ -85,22 +115,41 @@ def evaluate(
     documents: Documents = None,
     seed: Seed = 0,
     prefix_token: PrefixToken = None,
-    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json, where none is beside the model.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json, where none is beside the model.")
+    ] = None,
     plain_prompts: Plain = False,
     every_checkpoint: Annotated[
-        bool, typer.Option("--every-checkpoint", help="Each checkpoint that a run has kept, for curves over training.")
+        bool,
+        typer.Option(
+            "--every-checkpoint",
+            help="Each checkpoint that a run has kept, for curves over training.",
+        ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
-    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a pass; found by itself otherwise.")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a pass; found by itself otherwise.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Score a model on a suite, every request on record; repeating the command goes on after a stop."""
+    """Score a model on a suite, every request on record; repeating the command goes on after a
+    stop.
+    """
     from tokencodes.evaluate.options import check_options
 
     chosen = _benchmarks(suite, data)
     check_options(device, dtype)
-    _refuse_other(out, "evaluation.json", "journal", "*.jsonl.gz", "step-*", "report.html", "results.*", "audit.*")
+    _refuse_other(
+        out,
+        "evaluation.json",
+        "journal",
+        "*.jsonl.gz",
+        "step-*",
+        "report.html",
+        "results.*",
+        "audit.*",
+    )
     from tokencodes.evaluate.tasks import check_rows, harness
 
     harness()  # says what to install, before anything imports it
@@ -117,11 +166,21 @@ def evaluate(
         subject = find_subject(place, tokenizer)
         _refuse_chat(place, subject.texts, plain_prompts)
         limit = context_limit(subject.config, context_length)
-        planned.append((subject, _asking(chosen, data, limit, subject.texts, prefix_token, documents, seed), folder))
+        planned.append(
+            (
+                subject,
+                _asking(chosen, data, limit, subject.texts, prefix_token, documents, seed),
+                folder,
+            )
+        )
     results = []
     for subject, asking, folder in planned:
         evaluated = load(subject, device, dtype)
-        results.append(evaluation.evaluate(evaluated, asking, folder, batch_tokens, _Shown(tell).progress, tell))
+        results.append(
+            evaluation.evaluate(
+                evaluated, asking, folder, batch_tokens, _Shown(tell).progress, tell
+            )
+        )
         page = write_evaluation([folder], folder)
     if every_checkpoint:
         page = write_evaluation(list(places.values()), out)
@@ -131,12 +190,21 @@ def evaluate(
 
 @app.command()
 def contrast(
-    base: Annotated[Path, typer.Argument(help="An evaluation's folder, or a folder of evaluations, one a seed.")],
+    base: Annotated[
+        Path, typer.Argument(help="An evaluation's folder, or a folder of evaluations, one a seed.")
+    ],
     other: Annotated[Path, typer.Argument(help="The same of what is held against it.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for tables, a forest plot and a page.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables, a forest plot and a page.")
+    ] = None,
     margin: Annotated[
         float,
-        typer.Option(help="Accuracies that differ by less are equal; 0.01 is one point. Declare it before you look."),
+        typer.Option(
+            help=(
+                "Accuracies that differ by less are equal; 0.01 is one point. Declare it before you"
+                " look."
+            )
+        ),
     ] = 0.01,
     margin_bits: Annotated[float, typer.Option(help="The same for bits per byte.")] = 0.005,
     as_json: Json = False,
@@ -150,7 +218,9 @@ def contrast(
         _refuse_other(out, "contrast.json", "contrast.*", "forest.svg")
     for folder in (base, other):
         if not folder.is_dir():
-            raise InputError(f"{folder}: no such folder; name an evaluation, or a folder of evaluations")
+            raise InputError(
+                f"{folder}: no such folder; name an evaluation, or a folder of evaluations"
+            )
     from tokencodes.evaluate.contrast import compared
     from tokencodes.evaluate.pairs import sides
     from tokencodes.report.contrasts import pairing_note, table_of, write_contrast
@@ -173,7 +243,9 @@ def contrast(
 
 
 def _benchmarks(suite: str, data: Path | None) -> "tuple[Benchmark, ...]":
-    """The benchmarks of a suite. InputError for a name that is none, and for files of rows that are not there."""
+    """The benchmarks of a suite. InputError for a name that is none, and for files of rows that are
+    not there.
+    """
     from tokencodes.evaluate.suites import benchmarks
     from tokencodes.evaluate.tasks import names_of
 
@@ -195,8 +267,8 @@ def _checkpoints(model: str, out: Path) -> dict[str, Path]:
 def _refuse_chat(place: str, texts: "Texts", plain_prompts: bool) -> None:
     if texts.tokenizer.chat_template and not plain_prompts:
         raise InputError(
-            f"{place}: its tokenizer has a chat template, and the suites' prompts are plain text, as in the paper; say "
-            "--plain-prompts if that is meant"
+            f"{place}: its tokenizer has a chat template, and the suites' prompts are plain text,"
+            " as in the paper; say --plain-prompts if that is meant"
         )
 
 
@@ -212,22 +284,30 @@ def _asking(
     from tokencodes.evaluate.evaluation import Asking
 
     if prefix is not None and not 0 <= prefix < texts.vocab_size:
-        raise InputError(f"--prefix-token {prefix}: the tokenizer's ids are 0 to {texts.vocab_size - 1:,}")
+        raise InputError(
+            f"--prefix-token {prefix}: the tokenizer's ids are 0 to {texts.vocab_size - 1:,}"
+        )
     return Asking(chosen, data, limit, texts.prefix if prefix is None else prefix, documents, seed)
 
 
 def _refuse_other(out: Path, whole: str, *parts: str) -> None:
-    """InputError where `out` is another command's folder, or anyone's: nothing is written among things that are not ours.
-    whole: the file that a finished one has; parts: patterns of what else may lie there, as after a stop."""
+    """InputError where `out` is another command's folder, or anyone's: nothing is written among
+    things that are not ours. whole: the file that a finished one has; parts: patterns of what else
+    may lie there, as after a stop.
+    """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: a file, and a folder is needed; name another --out")
     if not out.is_dir() or (out / whole).is_file():
         return
     left = sorted(
-        path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in (".lock", ".tmp-*", *parts))
+        path.name
+        for path in out.iterdir()
+        if not any(path.match(pattern) for pattern in (".lock", ".tmp-*", *parts))
     )
     if left:
-        raise InputError(f"{out}: neither empty nor of this command (it holds {left[0]}); name another --out")
+        raise InputError(
+            f"{out}: neither empty nor of this command (it holds {left[0]}); name another --out"
+        )
 
 
 def _table(found: dict[str, Any]) -> Table:
@@ -236,7 +316,9 @@ def _table(found: dict[str, Any]) -> Table:
     from tokencodes.measured import OVERFLOW
     from tokencodes.report.contrasts import scaled
 
-    table = Table("benchmark", "documents", "metric", "value", "ties", title=found["identity"]["model"])
+    table = Table(
+        "benchmark", "documents", "metric", "value", "ties", title=found["identity"]["model"]
+    )
     for name, values in found["results"].items():
         for metric, value in values.items():
             if metric not in NOT_METRICS:
@@ -261,4 +343,7 @@ class _Shown:
         if now - self.last >= self.EVERY:
             self.last = now
             minutes, seconds = divmod(int(left), 60)
-            self.say(f"{done:,} of {of:,} requests, {significant(rate)} a second, {minutes}:{seconds:02d} left")
+            self.say(
+                f"{done:,} of {of:,} requests, {significant(rate)} a second,"
+                f" {minutes}:{seconds:02d} left"
+            )

@@ -23,19 +23,28 @@ def heeding_terminate() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-Force = Annotated[bool, typer.Option("--force", help="Replace a folder that export or import made.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace a folder that export or import made.")
+]
 
 
 @app.command()
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, a model folder of train or import, or a hub id.")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(help="A run, a checkpoint, a model folder of train or import, or a hub id."),
+    ],
     to: Annotated[str, typer.Option(help="llama, gguf, onnx.")],
     out: Out,
-    weights: Annotated[str, typer.Option("--dtype", help="F32; llama and gguf also F16, BF16; gguf also Q8_0.")] = "F32",
+    weights: Annotated[
+        str, typer.Option("--dtype", help="F32; llama and gguf also F16, BF16; gguf also Q8_0.")
+    ] = "F32",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write a model for other runtimes, open it there, and certify that it is still the same function; exit 1 if it is not."""
+    """Write a model for other runtimes, open it there, and certify that it is still the same
+    function; exit 1 if it is not.
+    """
     from tokencodes.export.exporting import check_asked
     from tokencodes.export.exporting import export as make
     from tokencodes.hub import fetch
@@ -57,24 +66,39 @@ def export(
     for one in found.runtimes:
         table.add_row(*one.cells())
     emit(as_json, found.as_json(), table)
-    absent = [f"{one.runtime}: not run, {one.detail}" for one in found.runtimes if one.status == "not run"]
-    for line in absent + ([] if found.tokenizer else ["no tokenizer lies beside the model, so none is in the export"]):
+    absent = [
+        f"{one.runtime}: not run, {one.detail}" for one in found.runtimes if one.status == "not run"
+    ]
+    for line in absent + (
+        [] if found.tokenizer else ["no tokenizer lies beside the model, so none is in the export"]
+    ):
         note(line)
 
 
 @app.command("import")
 def bring(
     place: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A plain Llama folder, or another program's checkpoint; a hub id.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A plain Llama folder, or another program's checkpoint; a hub id."
+        ),
     ],
     out: Out,
-    interface: Annotated[str | None, typer.Option(help="Its interface, where it cannot be found.")] = None,
-    map_file: Annotated[Path | None, typer.Option("--map", help="JSON of their tensors' names and ours.")] = None,
-    logits: Annotated[Path | None, typer.Option(help="input_ids and logits of another program's checkpoint.")] = None,
+    interface: Annotated[
+        str | None, typer.Option(help="Its interface, where it cannot be found.")
+    ] = None,
+    map_file: Annotated[
+        Path | None, typer.Option("--map", help="JSON of their tensors' names and ours.")
+    ] = None,
+    logits: Annotated[
+        Path | None, typer.Option(help="input_ids and logits of another program's checkpoint.")
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Read a plain Llama, or a foreign checkpoint, back as a compact model; exit 1 if it does not give its own logits."""
+    """Read a plain Llama, or a foreign checkpoint, back as a compact model; exit 1 if it does not
+    give its own logits.
+    """
     from tokencodes.hub import fetch
     from tokencodes.importing.bringing import bring as make
     from tokencodes.importing.bringing import check_asked
@@ -97,17 +121,31 @@ def bring(
 @app.command()
 def push(
     folder: Annotated[Path, typer.Argument(help="What export or import made.")],
-    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository on the hub.")],
-    public: Annotated[bool, typer.Option("--public", help="Everyone may read it, if it is new.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every file and its size, and send nothing.")] = False,
+    repository: Annotated[
+        str, typer.Argument(metavar="OWNER/NAME", help="The repository on the hub.")
+    ],
+    public: Annotated[
+        bool, typer.Option("--public", help="Everyone may read it, if it is new.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show every file and its size, and send nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Upload an export to the Hugging Face hub."""
     from tokencodes.hub import push as send
 
     sent = send(folder, repository, not public, dry_run)
-    table = Table("file", "bytes", title=f"{folder} -> {repository}" + (" (nothing is sent)" if dry_run else ""))
+    table = Table(
+        "file",
+        "bytes",
+        title=f"{folder} -> {repository}" + (" (nothing is sent)" if dry_run else ""),
+    )
     for one in sent:
         table.add_row(one.name, f"{one.bytes:,}")
     table.add_row("together", f"{sum(one.bytes for one in sent):,}")
-    emit(as_json, {"repository": repository, "sent": not dry_run, "files": [asdict(one) for one in sent]}, table)
+    emit(
+        as_json,
+        {"repository": repository, "sent": not dry_run, "files": [asdict(one) for one in sent]},
+        table,
+    )

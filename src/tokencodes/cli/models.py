@@ -14,8 +14,12 @@ from tokencodes.files import write_json, write_text
 
 @app.command()
 def verify(
-    checkpoint: Annotated[str, typer.Argument(help="A run, a checkpoint, an exported folder or a hub id.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for certificate.json and certificate.html.")] = None,
+    checkpoint: Annotated[
+        str, typer.Argument(help="A run, a checkpoint, an exported folder or a hub id.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for certificate.json and certificate.html.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a model from its code to its last step; exit 1 if a check does not hold."""
@@ -29,7 +33,14 @@ def verify(
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "certificate.json", certificate.as_json())
         write_text(out / "certificate.html", page(certificate))
-    table = Table("", "check", "status", "scope", "found", title=f"{certificate.checkpoint}: {certificate.interface}")
+    table = Table(
+        "",
+        "check",
+        "status",
+        "scope",
+        "found",
+        title=f"{certificate.checkpoint}: {certificate.interface}",
+    )
     for check in certificate.checks:
         table.add_row(check.level, check.name, check.status, check.scope, check.detail)
     emit(as_json, certificate.as_json(), table)
@@ -43,11 +54,16 @@ def codes(
     spec: Annotated[str, typer.Argument(help="An interface, WORDS[:key=value,...].")],
     vocab_size: Annotated[int, typer.Option(help="Vocabulary size V.")],
     width: Annotated[int, typer.Option(help="Model width d.")] = 2048,
-    tokenizer_file: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer.json: adds the order leak.")] = None,
-    dataset: Annotated[
-        Path | None, typer.Option(help="A prepared dataset: its tokenizer and token counts, and informed ids.")
+    tokenizer_file: Annotated[
+        Path | None, typer.Option("--tokenizer", help="A tokenizer.json: adds the order leak.")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="An .svg file to draw the code into.")] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="A prepared dataset: its tokenizer and token counts, and informed ids."),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="An .svg file to draw the code into.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Certificate of one code: identity, geometry, and what the order of its ids gives away."""
@@ -55,14 +71,23 @@ def codes(
     from tokencodes.report.figures import draw_codebook
     from tokencodes.train.interface import certificate_of
 
-    found = certificate_of(spec, vocab_size, width, tokenizer_file, Dataset(dataset) if dataset else None)
+    found = certificate_of(
+        spec, vocab_size, width, tokenizer_file, Dataset(dataset) if dataset else None
+    )
     if picture is not None:
         write_text(picture, draw_codebook(found.book, width, "code"))
-    facts = Table("fact", "value", title=f"{found.certificate.spec}, V = {vocab_size:,}, d = {width:,}")
+    facts = Table(
+        "fact", "value", title=f"{found.certificate.spec}, V = {vocab_size:,}, d = {width:,}"
+    )
     for key, value in asdict(found.certificate).items():
         facts.add_row(key.replace("_", " "), short(value))
     for leak in found.leaks:
         facts.add_row(
-            f"leak: {leak.name}", f"{leak.accuracy:.3f} (majority {leak.majority:.3f}, permuted ids {leak.control:.3f})"
+            f"leak: {leak.name}",
+            f"{leak.accuracy:.3f} (majority {leak.majority:.3f}, permuted ids {leak.control:.3f})",
         )
-    emit(as_json, {**asdict(found.certificate), "leaks": [asdict(leak) for leak in found.leaks]}, facts)
+    emit(
+        as_json,
+        {**asdict(found.certificate), "leaks": [asdict(leak) for leak in found.leaks]},
+        facts,
+    )

@@ -1,4 +1,5 @@
-"""All that a command prints goes through here, literally: text from outside is never markup, and never moves the cursor.
+"""All that a command prints goes through here, literally: text from outside is never markup, and
+never moves the cursor.
 
 Only this module, and the progress bar of training, may use rich; a test holds that.
 """
@@ -16,12 +17,14 @@ from rich.text import Text
 
 from tokencodes.escape import encodable, printable
 
-WITHOUT_TERMINAL = 140  # characters of a table's width in a file or a pipe; more where its longest words need more
+# characters of a table's width in a file or a pipe; more where its longest words need more
+WITHOUT_TERMINAL = 140
 UNBROKEN = 14  # a word of so many characters is never broken; a longer one may be, on a terminal
 
 
 class Table:
-    """Rows of text under columns. Where a terminal is too narrow for them, each row is a paragraph."""
+    """Rows of text under columns.
+    Where a terminal is too narrow for them, each row is a paragraph."""
 
     def __init__(self, *columns: str, title: str) -> None:
         self.columns, self.title = columns, title
@@ -39,7 +42,9 @@ class Table:
     def print(self, stream: TextIO) -> None:
         """Writes it to a terminal, a file or a pipe."""
         terminal, words = stream.isatty(), self._longest_words()
-        console = Console(file=stream, width=None if terminal else max(WITHOUT_TERMINAL, _table_width(words)))
+        console = Console(
+            file=stream, width=None if terminal else max(WITHOUT_TERMINAL, _table_width(words))
+        )
         least = [min(word, UNBROKEN) for word in words] if terminal else words
         if _table_width(least) <= console.width:
             console.print(self._grid(stream.encoding, least))
@@ -49,8 +54,14 @@ class Table:
 
     def _longest_words(self) -> list[int]:
         """The width of the longest word of each column."""
-        texts = [(column, *(row[place] for row in self.rows if place < len(row))) for place, column in enumerate(self.columns)]
-        return [max((cell_len(word) for text in column for word in printable(text).split()), default=0) for column in texts]
+        texts = [
+            (column, *(row[place] for row in self.rows if place < len(row)))
+            for place, column in enumerate(self.columns)
+        ]
+        return [
+            max((cell_len(word) for text in column for word in printable(text).split()), default=0)
+            for column in texts
+        ]
 
     def _grid(self, encoding: str, least: list[int]) -> rich_table.Table:
         shown = rich_table.Table(title=_text(self.title, encoding))
@@ -62,17 +73,24 @@ class Table:
         return shown
 
     def _paragraphs(self, encoding: str) -> list[Text]:
-        """The title; then for each row its first cell, and its other cells below, each behind its column's name."""
+        """The title; then for each row its first cell, and its other cells below, each behind its
+        column's name.
+        """
         lines = [_text(self.title, encoding)]
         for row in self.rows:
             named = zip(self.columns, row, strict=False)
             texts = [f"{column}: {cell}" if column else cell for column, cell in named if cell]
-            lines += [_text(("  " if number else "") + text, encoding) for number, text in enumerate(texts)]
+            lines += [
+                _text(("  " if number else "") + text, encoding)
+                for number, text in enumerate(texts)
+            ]
         return lines
 
 
 def _table_width(columns: list[int]) -> int:
-    """Of a table with columns of these widths: a space at each side of a column, and a line between any two."""
+    """Of a table with columns of these widths: a space at each side of a column, and a line between
+    any two.
+    """
     return sum(columns) + 3 * len(columns) + 1
 
 
@@ -81,7 +99,9 @@ def _text(text: str, encoding: str) -> Text:
 
 
 def emit(as_json: bool, value: Any, text: str | Sequence[str] | Table) -> None:
-    """The result: JSON for a program; a line, several lines or a table for a person. Of several ranks, the first one speaks."""
+    """The result: JSON for a program; a line, several lines or a table for a person. Of several
+    ranks, the first one speaks.
+    """
     if not speaks():
         return
     if as_json:
@@ -94,7 +114,9 @@ def emit(as_json: bool, value: Any, text: str | Sequence[str] | Table) -> None:
 
 
 def json_line(value: Any, encoding: str | None) -> str:
-    """JSON in one line. It escapes all beyond ASCII if the stream cannot hold it, or if a terminal would obey it."""
+    """JSON in one line. It escapes all beyond ASCII if the stream cannot hold it, or if a terminal
+    would obey it.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if encodable(printable(text), encoding) == text:
         return text
@@ -124,7 +146,15 @@ def short(value: Any) -> str:
     """A value in a table's cell."""
     if isinstance(value, tuple):
         shown = [f"{one:.4g}" for one in value[:8]]
-        return ", ".join(shown) + (f", ... ({len(value)} in all, last {value[-1]:.4g})" if len(value) > 8 else "")
+        return ", ".join(shown) + (
+            f", ... ({len(value)} in all, last {value[-1]:.4g})" if len(value) > 8 else ""
+        )
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "not applicable"}[value]
-    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:.6g}"
+        if isinstance(value, float)
+        else str(value)
+    )

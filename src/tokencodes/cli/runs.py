@@ -21,8 +21,12 @@ app.add_typer(config_app, name="config")
 
 
 @app.command()
-def compare(preset: Preset, out: Out, sets: Sets = None, track: Track = None, as_json: Json = False) -> None:
-    """Train every arm with every seed, then write the report. Repeating the command goes on where it stopped."""
+def compare(
+    preset: Preset, out: Out, sets: Sets = None, track: Track = None, as_json: Json = False
+) -> None:
+    """Train every arm with every seed, then write the report. Repeating the command goes on where
+    it stopped.
+    """
     from tokencodes.parallel import join
     from tokencodes.report.page import write_report
     from tokencodes.study import compare as compare_arms
@@ -39,24 +43,46 @@ def compare(preset: Preset, out: Out, sets: Sets = None, track: Track = None, as
         stopped(as_json, out)
         return
     report_file, told = world.on_first(lambda: write_report(out))
-    emit(as_json, {"done": True, "out": str(out), "report": str(report_file), **told}, f"Report: {report_file}")
+    emit(
+        as_json,
+        {"done": True, "out": str(out), "report": str(report_file), **told},
+        f"Report: {report_file}",
+    )
 
 
 @app.command()
 def train(
     preset: Preset,
     out: Out,
-    arm: Annotated[str | None, typer.Option(help="Arm of the preset; the baseline if not told.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Run seed; the preset's first if not told.")] = None,
-    replay: Annotated[
-        int | None, typer.Option(metavar="STEP", help="Compute one step again, and change nothing: exit 1 if it differs.")
+    arm: Annotated[
+        str | None, typer.Option(help="Arm of the preset; the baseline if not told.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would take, and train nothing.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Run seed; the preset's first if not told.")
+    ] = None,
+    replay: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEP", help="Compute one step again, and change nothing: exit 1 if it differs."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the run would take, and train nothing.")
+    ] = False,
     peak_tflops: Annotated[
         float | None,
-        typer.Option(metavar="TFLOPS", min=1e-6, help="With --dry-run: the rate, of all ranks, to tell the time at."),
+        typer.Option(
+            metavar="TFLOPS",
+            min=1e-6,
+            help="With --dry-run: the rate, of all ranks, to tell the time at.",
+        ),
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="With --dry-run: among how many ranks (eight a node) memory is told.")] = 1,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            min=1, help="With --dry-run: among how many ranks (eight a node) memory is told."
+        ),
+    ] = 1,
     sets: Sets = None,
     track: Track = None,
     as_json: Json = False,
@@ -80,7 +106,8 @@ def train(
         return
     if ranks > 1 or peak_tflops is not None:
         raise InputError(
-            "--ranks and --peak-tflops belong to --dry-run; several ranks are begun by torchrun (see docs/training.md)"
+            "--ranks and --peak-tflops belong to --dry-run; several ranks are begun by torchrun"
+            " (see docs/training.md)"
         )
     world = join(run.engine.device)
     world.on_first(lambda: check_folder(out, run))
@@ -93,15 +120,22 @@ def train(
             _replay(run, out, replay, as_json, world)
         return
     with Stop().listen() as stop, world.together():
-        result = train_run(run, open_together(run.data, out, watcher.say, world), out, watcher, stop, world)
+        result = train_run(
+            run, open_together(run.data, out, watcher.say, world), out, watcher, stop, world
+        )
     if result is None:
         stopped(as_json, out)
         return
     values = {"done": True, "out": str(out), **result.model_dump(mode="json")}
     if result.divergence is not None:
         emit(as_json, values, f"{out}: the run has ended without a score; see {out}/result.json")
-        raise CheckFailed(f"{out}: diverged in step {result.divergence.step}: {result.divergence.reason}")
-    score = f"held-out loss {result.held_out_loss:.4f} nats per token, {result.bits_per_byte:.4f} bits a byte"
+        raise CheckFailed(
+            f"{out}: diverged in step {result.divergence.step}: {result.divergence.reason}"
+        )
+    score = (
+        f"held-out loss {result.held_out_loss:.4f} nats per token, {result.bits_per_byte:.4f} bits"
+        " a byte"
+    )
     emit(as_json, values, f"{score}; see {out}/model")
 
 
@@ -121,9 +155,14 @@ def _dry_run(run: "RunConfig", peak_tflops: float | None, ranks: int, as_json: b
     where = f"each of {ranks} ranks, {run.engine.sharding}" if ranks > 1 else "one process"
     rows: dict[str, str] = {
         "parameters": f"{facts.total_parameters:,} ({facts.input_parameters:,} of the input)",
-        f"memory of {where}, {run.engine.precision}": f"{whole} GB: state {told}, activations of a micro batch "
-        f"{kept} (were all blocks recomputed: {fewer})",
-        "steps": f"{facts.steps:,}, each of {run.batch.global_batch_size:,} windows, {run.tokens_per_step:,} tokens",
+        f"memory of {where}, {run.engine.precision}": (
+            f"{whole} GB: state {told}, activations of a micro batch "
+            f"{kept} (were all blocks recomputed: {fewer})"
+        ),
+        "steps": (
+            f"{facts.steps:,}, each of {run.batch.global_batch_size:,} windows,"
+            f" {run.tokens_per_step:,} tokens"
+        ),
         "tokens": f"{facts.tokens:,}",
         "FLOPs": f"{facts.flops:.3e}, {facts.flops_per_token:,} a token",
     }
@@ -132,7 +171,11 @@ def _dry_run(run: "RunConfig", peak_tflops: float | None, ranks: int, as_json: b
     table = Table("", "", title=f"{run.arm}, seed {run.seed}: nothing is trained")
     for name, value in rows.items():
         table.add_row(name, value)
-    emit(as_json, {**asdict(facts), "memory_bytes": memory, "flops": facts.flops, "hours_at_peak": hours}, table)
+    emit(
+        as_json,
+        {**asdict(facts), "memory_bytes": memory, "flops": facts.flops, "hours_at_peak": hours},
+        table,
+    )
 
 
 def _replay(run: "RunConfig", out: Path, step: int, as_json: bool, world: "World") -> None:
@@ -142,28 +185,45 @@ def _replay(run: "RunConfig", out: Path, step: int, as_json: bool, world: "World
     if not (out / "config.toml").is_file():
         raise InputError(f"{out}: no run is here to replay a step of; name its folder by --out")
     found = compute_again(run, corpus_of(out, run), out, step, world)
-    exact = "to the last bit" if found.otherwise is None else f"to rounding (its {found.otherwise} was another)"
+    exact = (
+        "to the last bit"
+        if found.otherwise is None
+        else f"to rounding (its {found.otherwise} was another)"
+    )
     same = {
         True: f"the same, {exact}",
         False: f"ANOTHER: {found.logged_loss!r}, norm {found.logged_grad_norm!r}",
         None: "none",
     }[found.agrees]
     told = (
-        f"step {found.step}, computed from the state after step {found.began_after}: loss {found.loss!r}, gradient norm "
-        f"{found.grad_norm!r}{'' if found.finite else ' (NOT FINITE)'}; in the log: {same}"
+        f"step {found.step}, computed from the state after step {found.began_after}: loss"
+        f" {found.loss!r}, gradient norm"
+        f" {found.grad_norm!r}{'' if found.finite else ' (NOT FINITE)'}; in the log: {same}"
     )
-    plain = {key: value if math.isfinite(value) else str(value) for key, value in found.grad_norm_parts.items()}
+    plain = {
+        key: value if math.isfinite(value) else str(value)
+        for key, value in found.grad_norm_parts.items()
+    }
     values = {**asdict(found), "grad_norm_parts": plain, "agrees": found.agrees}
-    emit(as_json, {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}, told)
+    emit(
+        as_json,
+        {
+            k: str(v) if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in values.items()
+        },
+        told,
+    )
     if found.agrees is False:
         raise CheckFailed(
-            f"{out}: step {step} is not what was logged: loss {found.loss!r} and gradient norm {found.grad_norm!r}, logged "
-            f"{found.logged_loss!r} and {found.logged_grad_norm!r}"
+            f"{out}: step {step} is not what was logged: loss {found.loss!r} and gradient norm"
+            f" {found.grad_norm!r}, logged {found.logged_loss!r} and {found.logged_grad_norm!r}"
         )
 
 
 @app.command()
-def report(study: Annotated[Path, typer.Argument(help="A study's folder.")], as_json: Json = False) -> None:
+def report(
+    study: Annotated[Path, typer.Argument(help="A study's folder.")], as_json: Json = False
+) -> None:
     """Rebuild report.html from the results on disk."""
     from tokencodes.report.page import write_report
 
@@ -183,7 +243,10 @@ def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
     for key in next(iter(arms.values())):
         values = [facts[key] for facts in arms.values()]
         cells = [significant(value) if isinstance(value, float) else value for value in values]
-        table.add_row(key.replace("_", " "), *(f"{cell:,}" if isinstance(cell, int) else str(cell or "-") for cell in cells))
+        table.add_row(
+            key.replace("_", " "),
+            *(f"{cell:,}" if isinstance(cell, int) else str(cell or "-") for cell in cells),
+        )
     emit(as_json, {"preset": preset, "arms": arms}, table)
 
 
@@ -197,7 +260,11 @@ def config_show(preset: Preset, sets: Sets = None, as_json: Json = False) -> Non
     table = Table("key", "value", "origin", title=preset)
     for key, value in values.items():
         table.add_row(key, "not set" if value is None else str(value), origins[key])
-    emit(as_json, {key: {"value": value, "origin": origins[key]} for key, value in values.items()}, table)
+    emit(
+        as_json,
+        {key: {"value": value, "origin": origins[key]} for key, value in values.items()},
+        table,
+    )
 
 
 @config_app.command("presets")

@@ -1,12 +1,15 @@
-"""The command that puts a run or a study on a Slurm cluster: a batch file that a person can read, or submitit.
+"""The command that puts a run or a study on a Slurm cluster: a batch file that a person can read,
+or submitit.
 
-A job starts one torchrun a node, and each starts a node's ranks. Some minutes before the time is up Slurm sends SIGTERM to all
-processes of the step, not to the batch shell: the ranks save at the next step and stop, and the shell requeues the job.
+A job starts one torchrun a node, and each starts a node's ranks. Some minutes before the time is up
+Slurm sends SIGTERM to all processes of the step, not to the batch shell: the ranks save at the next
+step and stop, and the shell requeues the job.
 
-It does so only if the run is not done (torchrun said 0 and the last file is there) and got further than it was when the job
-started: a new checkpoint, a new result, a newly prepared input. So a run that cannot go on ends instead of being requeued for
-ever. torchrun itself cannot say: it exits with 1 after a signal as after a failure. The shell ignores no signal, so `scancel`
-ends it at once, and a cancelled job stays cancelled.
+It does so only if the run is not done (torchrun said 0 and the last file is there) and got further
+than it was when the job started: a new checkpoint, a new result, a newly prepared input. So a run
+that cannot go on ends instead of being requeued for ever. torchrun itself cannot say: it exits with
+1 after a signal as after a failure. The shell ignores no signal, so `scancel` ends it at once, and
+a cancelled job stays cancelled.
 """
 
 import re
@@ -21,7 +24,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from tokencodes.cli.batch import LAST_FILE, REST, Job, Shape, batch_file, check_job, seconds_of, words_of
+from tokencodes.cli.batch import (
+    LAST_FILE,
+    REST,
+    Job,
+    Shape,
+    batch_file,
+    check_job,
+    seconds_of,
+    words_of,
+)
 from tokencodes.cli.common import Json, app
 from tokencodes.cli.printing import emit
 from tokencodes.errors import InputError, nearest
@@ -29,21 +41,29 @@ from tokencodes.files import write_text
 
 
 class Launch:
-    """What submitit pickles and runs on each node: what the batch file does. Its signal takes the place of Slurm's SIGTERM."""
+    """What submitit pickles and runs on each node: what the batch file does. Its signal takes the
+    place of Slurm's SIGTERM.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
 
     def __call__(self) -> str:
-        """Runs torchrun to its end, or to submitit's signal; then it saves, stops, and submitit requeues the job."""
+        """Runs torchrun to its end, or to submitit's signal; then it saves, stops, and submitit
+        requeues the job.
+        """
         place, job, before = import_module("submitit").JobEnvironment(), self.job, self.job.got()
         number = int(re.sub(r"\D", "", place.raw_job_id) or 0)
-        command = [str(job.programs / "torchrun"), *job.launch(place.job_id, f"{place.hostnames[0]}:{20000 + number % 10000}")]
+        command = [
+            str(job.programs / "torchrun"),
+            *job.launch(place.job_id, f"{place.hostnames[0]}:{20000 + number % 10000}"),
+        ]
         asked = getattr(signal, f"SIG{place.USR_SIG}")
         requeue: Any = signal.getsignal(asked)
         heard = list[int]()
         signal.signal(asked, lambda number, frame: heard.append(number))
-        # Slurm sends the signal to every process of the step; what a program ignores as it starts, its own programs ignore too.
+        # Slurm sends the signal to every process of the step; what a program ignores as it starts,
+        # its own programs ignore too.
         child = subprocess.Popen(
             [*command, "-m", "tokencodes", *job.command],
             cwd=job.folder,
@@ -58,9 +78,14 @@ class Launch:
         if child.returncode == 0 and job.last.is_file():
             return str(job.last)
         if job.got() == before:
-            raise RuntimeError(f"not done, and no further than before (exit status {child.returncode}): not requeued")
+            raise RuntimeError(
+                f"not done, and no further than before (exit status {child.returncode}): not"
+                " requeued"
+            )
         if not told:
-            raise RuntimeError(f"not done (exit status {child.returncode}); submit it again to go on")
+            raise RuntimeError(
+                f"not done (exit status {child.returncode}); submit it again to go on"
+            )
         requeue(asked, None)  # on the first node this requeues the job and ends the process
         return "stopped"
 
@@ -70,12 +95,15 @@ class Launch:
 
 
 def executor_of(job: Job, cluster: str) -> Any:
-    """submitit's executor with this job's options, for `slurm`, or `local` to try it. InputError: it is not installed."""
+    """submitit's executor with this job's options, for `slurm`, or `local` to try it. InputError:
+    it is not installed.
+    """
     try:
         submitit = import_module("submitit")
     except ImportError as error:
         raise InputError(
-            f"--through submitit: not installed ({error}); install it by: pip install 'tokencodes[slurm]'"
+            f"--through submitit: not installed ({error}); install it by: pip install"
+            " 'tokencodes[slurm]'"
         ) from None
     more: dict[str, Any] = {"requeue": True}
     for option in job.extra:
@@ -84,7 +112,9 @@ def executor_of(job: Job, cluster: str) -> Any:
         if not words[0].startswith("--") or len(words) > 1:
             raise InputError(f"--extra {option!r}: with submitit write it as --KEY=VALUE")
         more[key] = value if equals else True
-    executor = submitit.AutoExecutor(job.out / "slurm" / "submitit", cluster=cluster, slurm_max_num_timeout=10_000)
+    executor = submitit.AutoExecutor(
+        job.out / "slurm" / "submitit", cluster=cluster, slurm_max_num_timeout=10_000
+    )
     environment = [f"export OMP_NUM_THREADS={job.shape.cpus}", *job.setup]
     executor.update_parameters(
         name=job.name,
@@ -106,7 +136,9 @@ def executor_of(job: Job, cluster: str) -> Any:
 
 
 def out_of(command: list[str]) -> Path:
-    """The folder of a command, which is checked as it will be when its time has come. InputError where it would be refused."""
+    """The folder of a command, which is checked as it will be when its time has come. InputError
+    where it would be refused.
+    """
     from typer.main import get_command
 
     from tokencodes.study import check_study
@@ -115,44 +147,84 @@ def out_of(command: list[str]) -> Path:
 
     name = command[0] if command else ""
     if name not in LAST_FILE:
-        raise InputError(f"submit {name!r}: after -- comes train or compare, with its options; {nearest(name, LAST_FILE)}")
+        raise InputError(
+            f"submit {name!r}: after -- comes train or compare, with its options;"
+            f" {nearest(name, LAST_FILE)}"
+        )
     known: Any = get_command(app)
     options: dict[str, Any] = known.commands[name].make_context(name, command[1:]).params
     if options.get("dry_run") or options.get("replay") is not None:
-        raise InputError("submit: --dry-run and --replay are answered at once; give the command without submit")
+        raise InputError(
+            "submit: --dry-run and --replay are answered at once; give the command without submit"
+        )
     study, _ = read_study(options["preset"], options["sets"] or [])
     out = Path(options["out"]).absolute()
-    check_run(study.chosen_run(options["arm"], options["seed"]), out) if name == "train" else check_study(study, out)
+    (
+        check_run(study.chosen_run(options["arm"], options["seed"]), out)
+        if name == "train"
+        else check_study(study, out)
+    )
     return out
 
 
 def _sbatch(file: Path) -> str:
-    done = subprocess.run(["sbatch", "--parsable", str(file)], capture_output=True, encoding="utf-8", errors="replace")
+    done = subprocess.run(
+        ["sbatch", "--parsable", str(file)], capture_output=True, encoding="utf-8", errors="replace"
+    )
     if done.returncode:
-        raise InputError(f"sbatch refused {file}: {' '.join(done.stderr.split()) or f'exit status {done.returncode}'}")
+        raise InputError(
+            f"sbatch refused {file}:"
+            f" {' '.join(done.stderr.split()) or f'exit status {done.returncode}'}"
+        )
     return done.stdout.strip().partition(";")[0]  # "NUMBER;CLUSTER" where there are several
 
 
 @app.command()
 def submit(
-    command: Annotated[list[str], typer.Argument(metavar="-- train|compare PRESET --out OUT ...", help="What is to run.")],
-    time_limit: Annotated[str, typer.Option("--time", help="Time of one job, as Slurm writes it; it is requeued until done.")],
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- train|compare PRESET --out OUT ...", help="What is to run."),
+    ],
+    time_limit: Annotated[
+        str,
+        typer.Option(
+            "--time", help="Time of one job, as Slurm writes it; it is requeued until done."
+        ),
+    ],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of a node, each with a rank; 0: ranks on CPUs.")] = 0,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks of a node without GPUs; 1 if not told.")] = None,
+    gpus: Annotated[
+        int, typer.Option(min=0, help="GPUs of a node, each with a rank; 0: ranks on CPUs.")
+    ] = 0,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of a node without GPUs; 1 if not told.")
+    ] = None,
     cpus: Annotated[int, typer.Option(min=1, help="CPU cores, and threads, of a rank.")] = 4,
     partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Account.")] = None,
     notice: Annotated[
-        int, typer.Option(min=2 * REST, help="Seconds before the end at which the run is to save and stop.")
+        int,
+        typer.Option(
+            min=2 * REST, help="Seconds before the end at which the run is to save and stop."
+        ),
     ] = 180,
-    extra: Annotated[list[str] | None, typer.Option(metavar="OPTION", help="Another option of sbatch; repeatable.")] = None,
-    setup: Annotated[list[str] | None, typer.Option(metavar="LINE", help="Shell line before the run; repeatable.")] = None,
-    write: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the batch file here, and submit nothing.")] = None,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="Another option of sbatch; repeatable."),
+    ] = None,
+    setup: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINE", help="Shell line before the run; repeatable."),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the batch file here, and submit nothing."),
+    ] = None,
     through: Annotated[Literal["sbatch", "submitit"], typer.Option(help="Who submits.")] = "sbatch",
     as_json: Json = False,
 ) -> None:
-    """Put a run or a study on a Slurm cluster; the job is requeued until it is done. Folders must be shared by all nodes."""
+    """Put a run or a study on a Slurm cluster; the job is requeued until it is done. Folders must
+    be shared by all nodes.
+    """
     out = out_of(command)
     if gpus and ranks is not None:
         raise InputError(f"--ranks {ranks}: each GPU has one rank; leave it out, or give --gpus 0")
@@ -165,10 +237,14 @@ def submit(
     if write is not None and write.exists():
         raise InputError(f"{write}: exists; remove it or choose another --write")
     if write is None and shutil.which("sbatch") is None:
-        raise InputError("no sbatch here; run the command where Slurm's commands are, or write the file by --write FILE")
+        raise InputError(
+            "no sbatch here; run the command where Slurm's commands are, or write the file by"
+            " --write FILE"
+        )
     file, number, log = write or out / "slurm" / "job.sh", None, out / "slurm" / "%j.log"
     executor = executor_of(job, "slurm") if through == "submitit" else None
-    (out / "slurm").mkdir(parents=True, exist_ok=True)  # Slurm makes no folder for a log, and a job without one dies in silence
+    # Slurm makes no folder for a log, and a job without one dies in silence
+    (out / "slurm").mkdir(parents=True, exist_ok=True)
     if executor is not None:
         submitted = executor.submit(Launch(job))
         number, log = str(submitted.job_id), Path(submitted.paths.stdout)
@@ -181,4 +257,13 @@ def submit(
         if number
         else f"{file}: written; submit it by: sbatch {shlex.quote(str(file.absolute()))}"
     )
-    emit(as_json, {"job": number, "file": None if through == "submitit" else str(file), "log": shown, "out": str(out)}, told)
+    emit(
+        as_json,
+        {
+            "job": number,
+            "file": None if through == "submitit" else str(file),
+            "log": shown,
+            "out": str(out),
+        },
+        told,
+    )

@@ -1,19 +1,30 @@
 """Binary BCH codes, shortened and extended: words far apart in Hamming distance.
 
-A primitive BCH code of length 2^m - 1 has a generator polynomial g = lcm of the minimal polynomials of a, a^2, ..., a^2t over
-GF(2^m), and distance >= 2t + 1. Its systematic form puts the message first and message(x)·x^p mod g(x) behind it; leaving
-message bits at zero shortens it, an overall parity bit makes an odd distance even. (R. Bose, D. Ray-Chaudhuri, 1960;
-A. Hocquenghem, 1959. Primitive polynomials as in Lin and Costello, *Error Control Coding*.)
+A primitive BCH code of length 2^m - 1 has a generator polynomial g = lcm of the minimal polynomials
+of a, a^2, ..., a^2t over GF(2^m), and distance >= 2t + 1. Its systematic form puts the message
+first and message(x)·x^p mod g(x) behind it; leaving message bits at zero shortens it, an overall
+parity bit makes an odd distance even. (R. Bose, D. Ray-Chaudhuri, 1960; A. Hocquenghem, 1959.
+Primitive polynomials as in Lin and Costello, *Error Control Coding*.)
 """
 
 from dataclasses import dataclass
 
-PRIMITIVE = {3: 0b1011, 4: 0b10011, 5: 0b100101, 6: 0b1000011, 7: 0b10001001, 8: 0b100011101, 9: 0b1000010001}
+PRIMITIVE = {
+    3: 0b1011,
+    4: 0b10011,
+    5: 0b100101,
+    6: 0b1000011,
+    7: 0b10001001,
+    8: 0b100011101,
+    9: 0b1000010001,
+}
 
 
 @dataclass(frozen=True)
 class BchCode:
-    """A choice for messages of some bits: generator polynomial (as bits), whether extended, the guaranteed distance."""
+    """A choice for messages of some bits: generator polynomial (as bits), whether extended, the
+    guaranteed distance.
+    """
 
     generator: int
     extended: bool
@@ -37,7 +48,9 @@ def _power_table(m: int) -> list[int]:
 
 
 def _minimal_polynomial(m: int, exponent: int, powers: list[int]) -> int:
-    """The polynomial over GF(2) with roots a^e, a^2e, a^4e, ...; its coefficients come out as 0 and 1."""
+    """The polynomial over GF(2) with roots a^e, a^2e, a^4e, ...; its coefficients come out as 0 and
+    1.
+    """
     order = (1 << m) - 1
     logs = {value: e for e, value in enumerate(powers)}
 
@@ -71,7 +84,9 @@ def remainder(value: int, modulus: int) -> int:
 
 
 def best_code(message_bits: int, width: int) -> BchCode | None:
-    """The BCH code of largest guaranteed distance whose shortened length is at most `width`; None if there is none."""
+    """The BCH code of largest guaranteed distance whose shortened length is at most `width`; None
+    if there is none.
+    """
     best: BchCode | None = None
     for m in PRIMITIVE:
         length, powers = (1 << m) - 1, _power_table(m)
@@ -92,7 +107,9 @@ def best_code(message_bits: int, width: int) -> BchCode | None:
 
 
 def masks(message_bits: int, width: int) -> list[int]:
-    """For each of `width` code bits the message bits whose parity it is. Spare columns show the message again."""
+    """For each of `width` code bits the message bits whose parity it is. Spare columns show the
+    message again.
+    """
     rows = [1 << j for j in range(message_bits)]
     code = best_code(message_bits, width)
     if code is not None:

@@ -1,7 +1,9 @@
-"""The certificate of one code: identity, geometry and what its order gives away. Exact, unless a line says otherwise.
+"""The certificate of one code: identity, geometry and what its order gives away. Exact, unless a
+line says otherwise.
 
-Nothing here is sampled: the minimum distance is over all pairs of the instantiated vocabulary. Linear words need no pairs:
-for 2^(b-1) < V <= 2^b every nonzero b-bit number is the xor of two numbers below V, so the least distance is the least weight.
+Nothing here is sampled: the minimum distance is over all pairs of the instantiated vocabulary.
+Linear words need no pairs: for 2^(b-1) < V <= 2^b every nonzero b-bit number is the xor of two
+numbers below V, so the least distance is the least weight.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,8 @@ from tokencodes.codes.spec import LINEAR, minimal_width
 from tokencodes.codes.words import linear_masks, parities
 from tokencodes.errors import InputError
 
-PRESENCE_BITS = 26  # up to here a table of all words is cheap, and near pairs are found by flipping bits
+# up to here a table of all words is cheap, and near pairs are found by flipping bits
+PRESENCE_BITS = 26
 PAIR_BLOCK = 4096
 COUNT_WIDTH = 256  # bits up to which counting beats a matrix product
 COUNT_BLOCK = 64  # rows whose xor with a block of pairs stays in cache
@@ -25,7 +28,9 @@ COUNT_BLOCK = 64  # rows whose xor with a block of pairs stays in cache
 
 @dataclass(frozen=True)
 class CodeCertificate:
-    """Facts of one code over its V tokens. Distances: Hamming for bits, Euclidean between coordinates for floats."""
+    """Facts of one code over its V tokens. Distances: Hamming for bits, Euclidean between
+    coordinates for floats.
+    """
 
     spec: str
     vocab_size: int
@@ -57,11 +62,15 @@ def certify_code(book: Codebook, hidden_size: int) -> CodeCertificate:
     same = book.collisions()
     if same:
         raise InputError(
-            f"interface {str(spec)!r}: tokens {same[0][0]} and {same[0][1]} share a code ({len(same):,} collisions among "
-            f"{vocab_size:,} tokens); widen width= or change the words"
+            f"interface {str(spec)!r}: tokens {same[0][0]} and {same[0][1]} share a code"
+            f" ({len(same):,} collisions among {vocab_size:,} tokens); widen width= or change the"
+            " words"
         )
     if not _injective_rounded(book, hidden_size, to_float32):
-        raise InputError(f"interface {str(spec)!r}: two tokens share a vector in float32; change scale= or the words")
+        raise InputError(
+            f"interface {str(spec)!r}: two tokens share a vector in float32; change scale= or the"
+            " words"
+        )
     norms_V = book.squared_norms(hidden_size)
     scale_K = lift.squared_scale(spec.lift, width, hidden_size)
     mean_K = sum(block.sum(0) for block in book.blocks(hidden_size)) / vocab_size
@@ -106,19 +115,26 @@ def to_float32(values: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 
 def to_float16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Bit patterns after rounding to float16; what is too large becomes infinite, and so the same."""
+    """Bit patterns after rounding to float16;
+    what is too large becomes infinite, and so the same."""
     with np.errstate(over="ignore"):
         return (values.astype(np.float16) + np.float16(0)).view(np.uint16)
 
 
 def _injective_rounded(book: Codebook, hidden_size: int, rounded: Any) -> bool:
-    """Whether the lifted vectors stay distinct. A copying lift shows the coordinates themselves, so it need not be made."""
+    """Whether the lifted vectors stay distinct. A copying lift shows the coordinates themselves, so
+    it need not be made.
+    """
     turned = None
     if book.spec.lift == "orthogonal":
         turned = lift.orthogonal(book.width, hidden_size, book.spec.lift_seed).T
-    elif book.spec.binary_valued:  # the two levels of a coordinate must stay apart, or the coordinate is lost
+    elif (
+        book.spec.binary_valued
+    ):  # the two levels of a coordinate must stay apart, or the coordinate is lost
         two = book.levels(hidden_size)
-        kept = np.ones(book.width, dtype=bool) if two is None else rounded(two)[0] != rounded(two)[1]
+        kept = (
+            np.ones(book.width, dtype=bool) if two is None else rounded(two)[0] != rounded(two)[1]
+        )
         return bool(kept.all()) or not collisions(np.ascontiguousarray(book.words_VK[:, kept]))
     parts = []
     for block in book.blocks(hidden_size):
@@ -128,7 +144,9 @@ def _injective_rounded(book: Codebook, hidden_size: int, rounded: Any) -> bool:
 
 
 def mean_squared_distance(book: Codebook, hidden_size: int) -> float:
-    """Mean over all pairs of distinct tokens: 2 (mean ‖z‖² - ‖mean z‖²) V / (V - 1); for bits the mean Hamming distance."""
+    """Mean over all pairs of distinct tokens: 2 (mean ‖z‖² - ‖mean z‖²) V / (V - 1); for bits the
+    mean Hamming distance.
+    """
     count = len(book.words_VK)
     if count == 1:
         return 0.0
@@ -149,7 +167,9 @@ def minimum_distance(book: Codebook, hidden_size: int) -> float:
     if spec.binary_valued and spec.kind in LINEAR:
         bits = minimal_width(len(words_VK))
         masks = linear_masks(spec, len(words_VK), book.arrays)
-        every = by_rows(lambda n: parities(n, masks), np.arange(1 << bits, dtype=np.int64), book.width)
+        every = by_rows(
+            lambda n: parities(n, masks), np.arange(1 << bits, dtype=np.int64), book.width
+        )
         return float(every[1:].sum(1, dtype=np.int64).min())
     if spec.binary_valued:
         near = _near_by_flipping(words_VK) if book.width <= PRESENCE_BITS else None
@@ -157,7 +177,8 @@ def minimum_distance(book: Codebook, hidden_size: int) -> float:
             return float(near)
         if book.width <= COUNT_WIDTH:
             return float(_least_by_counting(words_VK))
-        return float(_least_by_products(words_VK.astype(np.float32)))  # ‖a - b‖² of bits is their Hamming distance
+        # ‖a - b‖² of bits is their Hamming distance
+        return float(_least_by_products(words_VK.astype(np.float32)))
     return float(np.sqrt(_least_by_products(book.coordinates(hidden_size))))
 
 
@@ -175,7 +196,9 @@ def _near_by_flipping(words_VK: NDArray[Any]) -> int | None:
 
 
 def _least_by_counting(words_VK: NDArray[Any]) -> int:
-    """The least Hamming distance over every pair, by xor and population count of 64 bits at a time; two threads."""
+    """The least Hamming distance over every pair, by xor and population count of 64 bits at a time;
+    two threads.
+    """
     packed = np.packbits(words_VK, axis=1)
     columns = -(-packed.shape[1] // 8)
     padded = np.zeros((len(packed), 8 * columns), dtype=np.uint8)
@@ -200,12 +223,16 @@ def _least_by_counting(words_VK: NDArray[Any]) -> int:
 
 
 def _least_by_products(z_VK: NDArray[np.float32]) -> float:
-    """The least squared Euclidean distance: float32 products find the near pairs of each block, float64 measures them.
+    """The least squared Euclidean distance: float32 products find the near pairs of each block,
+    float64 measures them.
 
-    ‖a - b‖² is one product of (-2a, ‖a‖², 1) and (b, 1, ‖b‖²), so a block of pairs is made and read once.
+    ‖a - b‖² is one product of (-2a, ‖a‖², 1) and (b, 1, ‖b‖²), so a block of pairs is made and read
+    once.
     """
     starts = range(0, len(z_VK), PAIR_BLOCK)
-    norms_V = np.concatenate([(z_VK[i : i + PAIR_BLOCK].astype(np.float64) ** 2).sum(1) for i in starts]).astype(np.float32)
+    norms_V = np.concatenate(
+        [(z_VK[i : i + PAIR_BLOCK].astype(np.float64) ** 2).sum(1) for i in starts]
+    ).astype(np.float32)
 
     def extended(start: int, factor: float, last: bool) -> NDArray[np.float32]:
         block, norms = z_VK[start : start + PAIR_BLOCK], norms_V[start : start + PAIR_BLOCK, None]
@@ -222,11 +249,19 @@ def _least_by_products(z_VK: NDArray[np.float32]) -> float:
             if i == j:
                 np.fill_diagonal(squared, np.inf)
             if squared.min() - slack < least:
-                least = min(least, _measured(z_VK, np.argwhere(squared <= squared.min() + slack) + np.array([i, j])))
+                least = min(
+                    least,
+                    _measured(
+                        z_VK, np.argwhere(squared <= squared.min() + slack) + np.array([i, j])
+                    ),
+                )
     return least
 
 
 def _measured(z_VK: NDArray[np.float32], pairs: NDArray[np.int64]) -> float:
     """The least squared distance of some pairs, in float64, a block of pairs at a time."""
     blocks = (pairs[start : start + PAIR_BLOCK] for start in range(0, len(pairs), PAIR_BLOCK))
-    return min(float(((z_VK[b[:, 0]].astype(np.float64) - z_VK[b[:, 1]]) ** 2).sum(1).min()) for b in blocks)
+    return min(
+        float(((z_VK[b[:, 0]].astype(np.float64) - z_VK[b[:, 1]]) ** 2).sum(1).min())
+        for b in blocks
+    )

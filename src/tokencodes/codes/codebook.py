@@ -1,7 +1,9 @@
-"""A spec made concrete: words by token, how they are shown, and the integer tables that a model stores.
+"""A spec made concrete: words by token, how they are shown, and the integer tables that a model
+stores.
 
-Integer codes are regenerated and compared bit by bit wherever they are loaded; nothing is trusted because it was saved. Float
-codes and the orthogonal lift depend on the machine's numerics, so they travel, and are checked by the hash of their bytes.
+Integer codes are regenerated and compared bit by bit wherever they are loaded; nothing is trusted
+because it was saved. Float codes and the orthogonal lift depend on the machine's numerics, so they
+travel, and are checked by the hash of their bytes.
 """
 
 import hashlib
@@ -22,7 +24,8 @@ from tokencodes.files import map_array
 from tokencodes.memory import require_memory
 
 Given = dict[str, NDArray[Any]]
-PACK_ABOVE = 16  # wider words of bits are stored packed, V·K/8 bytes; narrower ones as the paper counts them
+# wider words of bits are stored packed, V·K/8 bytes; narrower ones as the paper counts them
+PACK_ABOVE = 16
 CACHED_ENTRIES = 1 << 24
 BLOCK_ROWS = 4096
 DIGEST_ABOVE = 64  # bytes of a row
@@ -33,7 +36,9 @@ NARROWER = "lower width= or base="
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """words_VK: uint8 bits or float32, by token id; arrays: matrix and offset of gf2, order of an informed assignment."""
+    """words_VK: uint8 bits or float32, by token id; arrays: matrix and offset of gf2, order of an
+    informed assignment.
+    """
 
     spec: InterfaceSpec
     words_VK: NDArray[Any]
@@ -50,11 +55,15 @@ class Codebook:
         return int(self.words_VK.shape[1])
 
     def collisions(self) -> list[tuple[int, int]]:
-        """Pairs of token ids that share a word (each with the first that has it): empty if injective."""
+        """Pairs of token ids that share a word (each with the first that has it): empty if
+        injective.
+        """
         return collisions(self.words_VK)
 
     def levels(self, hidden_size: int) -> NDArray[np.float32] | None:
-        """What a 0 and a 1 are shown as in each coordinate, float32[2, K]; None for float words and for plain 0/1 or ±1."""
+        """What a 0 and a 1 are shown as in each coordinate, float32[2, K]; None for float words and
+        for plain 0/1 or ±1.
+        """
         spec = self.spec
         if not spec.binary_valued or not (spec.center or spec.scale != 1.0):
             return None
@@ -93,7 +102,9 @@ class Codebook:
             elif levels is None:
                 yield zero + (one - zero) * rows.astype(np.float64)
             else:
-                yield np.where(rows == 1, levels[1].astype(np.float64), levels[0].astype(np.float64))
+                yield np.where(
+                    rows == 1, levels[1].astype(np.float64), levels[0].astype(np.float64)
+                )
 
     def squared_norms(self, hidden_size: int) -> NDArray[np.float64]:
         """‖x(t)‖² of each token after the lift, float64[V]."""
@@ -102,7 +113,11 @@ class Codebook:
 
     def gram(self, hidden_size: int) -> NDArray[np.float64]:
         """zᵀz, float64[K, K]: the singular values of z are the roots of its eigenvalues."""
-        require_memory(8 * self.width**2, f"interface {str(self.spec)!r}: products of {self.width:,} coordinates", NARROWER)
+        require_memory(
+            8 * self.width**2,
+            f"interface {str(self.spec)!r}: products of {self.width:,} coordinates",
+            NARROWER,
+        )
         total = np.zeros((self.width, self.width))
         for block in self.blocks(hidden_size):
             total += block.T @ block
@@ -113,15 +128,22 @@ class Codebook:
         return int(np.linalg.matrix_rank(self.gram(hidden_size), hermitian=True))
 
     def _factor(self, squared_K: NDArray[np.float64], hidden_size: int) -> float:
-        """`scale`, or what brings the mean squared norm after the lift to d·std², a learned table's at initialisation."""
+        """`scale`, or what brings the mean squared norm after the lift to d·std², a learned table's
+        at initialisation.
+        """
         if self.spec.scale != "match":
             return float(self.spec.scale)
         now = float(squared_K @ lift.squared_scale(self.spec.lift, self.width, hidden_size))
         if now == 0.0:
-            raise InputError(f"interface {str(self.spec)!r}: every vector is zero, so no scale can match a norm")
+            raise InputError(
+                f"interface {str(self.spec)!r}: every vector is zero, so no scale can match a norm"
+            )
         factor = float(np.sqrt(hidden_size * self.spec.std**2 / now))
         if np.float32(factor) == 0.0:
-            raise InputError(f"interface {str(self.spec)!r}: std={self.spec.std:g} makes every vector zero; take a larger one")
+            raise InputError(
+                f"interface {str(self.spec)!r}: std={self.spec.std:g} makes every vector zero; take"
+                " a larger one"
+            )
         return factor
 
 
@@ -161,45 +183,70 @@ def equal_rows(rows: NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def read_matrix(path: Path) -> Given:
-    """A and b of gf2 from a text file of 0 and 1 (K rows of K; a further row is b) or an .npy array; InputError if unfit."""
+    """A and b of gf2 from a text file of 0 and 1 (K rows of K; a further row is b) or an .npy
+    array; InputError if unfit.
+    """
     table = _table_of(path)
     if table.ndim != 2 or table.dtype.kind not in "biuf":
-        raise InputError(f"matrix={path}: {table.ndim} dimensions of type {table.dtype}; rows of 0 and 1 are needed")
+        raise InputError(
+            f"matrix={path}: {table.ndim} dimensions of type {table.dtype}; rows of 0 and 1 are"
+            " needed"
+        )
     rows, width = table.shape
     if width > MOST_WIDTH or not width or rows not in (width, width + 1):
         raise InputError(
-            f"matrix={path}: {rows:,} rows of {width:,}; a square matrix of at most {MOST_WIDTH:,} rows, or one row more "
-            "for the offset, is needed"
+            f"matrix={path}: {rows:,} rows of {width:,}; a square matrix of at most {MOST_WIDTH:,}"
+            " rows, or one row more for the offset, is needed"
         )
     wrong = np.argwhere(~np.isin(table, (0, 1)))
     if len(wrong):
         row, column = wrong[0].tolist()
         place = f"row {row + 1}, column {column + 1}"
-        raise InputError(f"matrix={path}: {table[row, column]} in {place}; only 0 and 1 are possible")
+        raise InputError(
+            f"matrix={path}: {table[row, column]} in {place}; only 0 and 1 are possible"
+        )
     matrix = table[:width].astype(np.uint8)
     rank = gf2.rank(matrix)
     if rank < width:
         same = collisions(matrix)
-        why = f"rows {same[0][0] + 1} and {same[0][1] + 1} are equal" if same else f"its rank over GF(2) is {rank}"
-        raise InputError(f"matrix={path}: singular, so tokens would share codes ({why} of {width}); give an invertible one")
-    return {"matrix": matrix, "offset": table[width].astype(np.uint8) if rows > width else np.zeros(width, dtype=np.uint8)}
+        why = (
+            f"rows {same[0][0] + 1} and {same[0][1] + 1} are equal"
+            if same
+            else f"its rank over GF(2) is {rank}"
+        )
+        raise InputError(
+            f"matrix={path}: singular, so tokens would share codes ({why} of {width}); give an"
+            " invertible one"
+        )
+    return {
+        "matrix": matrix,
+        "offset": (
+            table[width].astype(np.uint8) if rows > width else np.zeros(width, dtype=np.uint8)
+        ),
+    }
 
 
 def _table_of(path: Path) -> NDArray[Any]:
-    """The numbers in a file, of any shape. InputError: it is missing, no file, too large, or holds something else."""
+    """The numbers in a file, of any shape. InputError: it is missing, no file, too large, or holds
+    something else.
+    """
     try:
         size = path.stat().st_size
         if not path.is_file():
             raise InputError(f"matrix={path}: not a file; name a text file or an .npy array")
         if not 0 < size <= MOST_BYTES:
-            raise InputError(f"matrix={path}: {size:,} bytes; a matrix has at least 1 and at most {MOST_BYTES:,}")
+            raise InputError(
+                f"matrix={path}: {size:,} bytes; a matrix has at least 1 and at most {MOST_BYTES:,}"
+            )
         if path.suffix == ".npy":
             return map_array(path)
         text = path.read_text(encoding="ascii")
     except FileNotFoundError:
         raise InputError(f"matrix={path}: no such file") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"matrix={path}: not text (byte 0x{error.object[error.start]:02x} at {error.start:,})") from None
+        raise InputError(
+            f"matrix={path}: not text (byte 0x{error.object[error.start]:02x} at {error.start:,})"
+        ) from None
     except OSError as error:
         raise InputError(f"matrix={path}: cannot be read ({error.strerror})") from None
     lines = [line for line in text.splitlines() if line.partition("#")[0].strip()]
@@ -213,40 +260,58 @@ def _table_of(path: Path) -> NDArray[Any]:
 
 def matrix_hash(given: Given) -> str:
     """What `matrix=` says in a spec once the file was read."""
-    return "sha256-" + hashlib.sha256(given["matrix"].tobytes() + given["offset"].tobytes()).hexdigest()[:16]
+    return (
+        "sha256-"
+        + hashlib.sha256(given["matrix"].tobytes() + given["offset"].tobytes()).hexdigest()[:16]
+    )
 
 
 def _check_matrix(given: Given, width: int, named: str) -> None:
-    """InputError if a given matrix and offset are not uint8 of 0 and 1 in the code's width, or not what the spec names."""
+    """InputError if a given matrix and offset are not uint8 of 0 and 1 in the code's width, or not
+    what the spec names.
+    """
     matrix, offset = given["matrix"], given["offset"]
     if matrix.shape != (width, width) and matrix.ndim == 2:
         size = len(matrix)
-        raise InputError(f"matrix: {size}x{size}, but the code width is {width}; say width={size} in the spec")
+        raise InputError(
+            f"matrix: {size}x{size}, but the code width is {width}; say width={size} in the spec"
+        )
     for name, array, shape in (("matrix", matrix, (width, width)), ("offset", offset, (width,))):
         if array.dtype != np.uint8 or array.shape != shape or array.max() > 1:
             needed = " x ".join(map(str, shape))
-            raise InputError(f"{name}: {array.dtype} of shape {array.shape}; {needed} numbers 0 and 1 of type uint8 are needed")
+            raise InputError(
+                f"{name}: {array.dtype} of shape {array.shape}; {needed} numbers 0 and 1 of type"
+                " uint8 are needed"
+            )
     if matrix_hash(given) != named:
-        raise InputError(f"matrix: its hash is {matrix_hash(given)}, the spec says {named}; give that one")
+        raise InputError(
+            f"matrix: its hash is {matrix_hash(given)}, the spec says {named}; give that one"
+        )
 
 
 def build_codebook(spec: InterfaceSpec, vocab_size: int, given: Given | None = None) -> Codebook:
-    """The codebook of a spec for V tokens. `given` has what no seed gives: `order`, or `matrix` and `offset`.
+    """The codebook of a spec for V tokens. `given` has what no seed gives: `order`, or `matrix` and
+    `offset`.
 
     InputError where the spec cannot tell the tokens apart, or what is given is not what it names.
     """
     if spec.learned:
         raise ValueError("a learned table has no codebook")
     if vocab_size < 1:
-        raise InputError(f"interface {str(spec)!r}: a vocabulary of {vocab_size} tokens has no codes")
+        raise InputError(
+            f"interface {str(spec)!r}: a vocabulary of {vocab_size} tokens has no codes"
+        )
     if vocab_size > VOCABULARY_BOUND:
         raise InputError(
-            f"interface {str(spec)!r}: a vocabulary of {vocab_size:,} tokens is beyond the {VOCABULARY_BOUND:,} that are "
-            "possible here; lower it"
+            f"interface {str(spec)!r}: a vocabulary of {vocab_size:,} tokens is beyond the"
+            f" {VOCABULARY_BOUND:,} that are possible here; lower it"
         )
     missing = [name for name in spec.given if name not in (given or {})]
     if missing:
-        raise InputError(f"interface {str(spec)!r}: its {missing[0]} comes with a model or a dataset, not from the spec")
+        raise InputError(
+            f"interface {str(spec)!r}: its {missing[0]} comes with a model or a dataset, not from"
+            " the spec"
+        )
     what = f"interface {str(spec)!r} for {vocab_size:,} tokens"
     require_memory(codebook_bytes(spec, vocab_size), what, f"{NARROWER}, or the vocabulary")
     if given or vocab_size * spec.code_width(vocab_size) > CACHED_ENTRIES:
@@ -255,9 +320,13 @@ def build_codebook(spec: InterfaceSpec, vocab_size: int, given: Given | None = N
 
 
 def codebook_bytes(spec: InterfaceSpec, vocab_size: int) -> int:
-    """What building a codebook takes at least: words of V tokens, their numbers, and the K×K matrix of gf2."""
+    """What building a codebook takes at least: words of V tokens, their numbers, and the K×K matrix
+    of gf2.
+    """
     width = spec.code_width(vocab_size)
-    return vocab_size * (width * (1 if spec.binary_valued else 4) + 8) + (width**2 if spec.kind == "gf2" else 0)
+    return vocab_size * (width * (1 if spec.binary_valued else 4) + 8) + (
+        width**2 if spec.kind == "gf2" else 0
+    )
 
 
 @lru_cache(maxsize=4)
@@ -295,17 +364,23 @@ def _build(spec: InterfaceSpec, vocab_size: int, given: Given) -> Codebook:
 
 
 def _check_tokens_differ(spec: InterfaceSpec, vocab_size: int, matrix: Bits) -> None:
-    """InputError where tokens would share words. Every nonzero number of b bits is the xor of two ids, so the b columns that
-    ids reach must be independent."""
+    """InputError where tokens would share words. Every nonzero number of b bits is the xor of two
+    ids, so the b columns that ids reach must be independent.
+    """
     bits = minimal_width(vocab_size)
     if gf2.rank(matrix[:, :bits]) < bits:
         raise InputError(
-            f"interface {str(spec)!r}: its matrix gives two of {vocab_size:,} tokens one word; take an invertible one"
+            f"interface {str(spec)!r}: its matrix gives two of {vocab_size:,} tokens one word; take"
+            " an invertible one"
         )
 
 
-def by_rows(function: Callable[[NDArray[np.int64]], Any], numbers: NDArray[np.int64], width: int) -> Bits:
-    """A formula's bits as uint8[V, K], a block of rows at a time: its int64 intermediates never exist whole."""
+def by_rows(
+    function: Callable[[NDArray[np.int64]], Any], numbers: NDArray[np.int64], width: int
+) -> Bits:
+    """A formula's bits as uint8[V, K], a block of rows at a time: its int64 intermediates never
+    exist whole.
+    """
     book = np.empty((len(numbers), width), dtype=np.uint8)
     for start in range(0, len(numbers), BLOCK_ROWS):
         book[start : start + BLOCK_ROWS] = function(numbers[start : start + BLOCK_ROWS])
@@ -316,7 +391,11 @@ def numbers_of(spec: InterfaceSpec, vocab_size: int, arrays: Given) -> NDArray[n
     """The word number of each token, int64[V]."""
     if spec.informed:
         return arrays["order"].astype(np.int64)
-    return assign.permuted(vocab_size, spec.ids_seed) if spec.ids == "permuted" else assign.natural(vocab_size)
+    return (
+        assign.permuted(vocab_size, spec.ids_seed)
+        if spec.ids == "permuted"
+        else assign.natural(vocab_size)
+    )
 
 
 __all__ = ["Bits", "Codebook", "Given", "build_codebook", "collisions", "equal_rows", "row_digests"]

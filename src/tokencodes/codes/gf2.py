@@ -1,7 +1,7 @@
 """Linear algebra over GF(2): matrices of 0 and 1 with addition modulo 2.
 
-An invertible A recodes binary words without losing identity (A·c = A·c' only if c = c'), but moves Hamming distances,
-norms and therefore optimisation. Paper: section "Interfaces", GF2.
+An invertible A recodes binary words without losing identity (A·c = A·c' only if c = c'), but moves
+Hamming distances, norms and therefore optimisation. Paper: section "Interfaces", GF2.
 """
 
 import numpy as np
@@ -21,7 +21,9 @@ def multiply(left: Bits, right: Bits) -> Bits:
 
 
 def _eliminate(matrix: Bits, columns: int) -> tuple[Bits, int]:
-    """Gauss-Jordan on the first `columns` columns; returns the reduced matrix and the number of pivots."""
+    """Gauss-Jordan on the first `columns` columns; returns the reduced matrix and the number of
+    pivots.
+    """
     work = matrix.copy()
     rank = 0
     for column in range(columns):
@@ -41,7 +43,9 @@ def rank(matrix: Bits) -> int:
     """Rank over GF(2). It can be below the rank over the reals, never above it."""
     columns = matrix.shape[1]
     basis = np.zeros((0, columns), dtype=np.uint8)
-    for start in range(0, len(matrix), max(2 * columns, 64)):  # a tall matrix is done as soon as its rank is full
+    for start in range(
+        0, len(matrix), max(2 * columns, 64)
+    ):  # a tall matrix is done as soon as its rank is full
         rows = np.asarray(matrix[start : start + max(2 * columns, 64)], dtype=np.uint8)
         reduced, found = _eliminate(np.vstack([basis, rows]), columns)
         basis = reduced[:found]
@@ -53,7 +57,9 @@ def rank(matrix: Bits) -> int:
 def inverse(matrix: Bits) -> Bits:
     """The inverse modulo 2 of a K×K matrix; ValueError if it is singular."""
     size = len(matrix)
-    work, pivots = _eliminate(np.hstack([matrix, np.eye(size, dtype=np.uint8)]).astype(np.uint8), size)
+    work, pivots = _eliminate(
+        np.hstack([matrix, np.eye(size, dtype=np.uint8)]).astype(np.uint8), size
+    )
     if pivots < size:
         raise ValueError(f"matrix of rank {pivots} over GF(2) has no inverse: it must be {size}")
     return work[:, size:]
@@ -71,11 +77,13 @@ def _candidate(size: int, seed: int, draw: int) -> Bits:
 
 
 def draw_matrix(size: int, seed: int, min_weight: int) -> Bits:
-    """A seeded K×K matrix A of full rank over GF(2), every row and column of Hamming weight >= `min_weight`.
+    """A seeded K×K matrix A of full rank over GF(2), every row and column of Hamming weight >=
+    `min_weight`.
 
-    The paper gives the conditions and the seed (12345), not the generator. Ours: candidate n = 0, 1, 2, ... takes row r
-    from the words of Philox key (seed, "gf2-rows"), counters (0, r, n, 0), (1, r, n, 0), ..., bit j of the row being bit
-    j mod 64 of word j div 64. The first candidate that meets the weights, then the rank, is A: uniform over what is allowed.
+    The paper gives the conditions and the seed (12345), not the generator. Ours: candidate n = 0,
+    1, 2, ... takes row r from the words of Philox key (seed, "gf2-rows"), counters (0, r, n, 0),
+    (1, r, n, 0), ..., bit j of the row being bit j mod 64 of word j div 64. The first candidate
+    that meets the weights, then the rank, is A: uniform over what is allowed.
 
     Raises InputError if 10,000 candidates fail.
     """
@@ -84,6 +92,6 @@ def draw_matrix(size: int, seed: int, min_weight: int) -> Bits:
         if min(bits.sum(0).min(), bits.sum(1).min()) >= min_weight and rank(bits) == size:
             return bits
     raise InputError(
-        f"gf2: no {size}x{size} matrix of full rank with rows and columns of weight >= {min_weight} "
-        f"in {MAX_DRAWS:,} draws from seed {seed}; lower min_weight= or widen width="
+        f"gf2: no {size}x{size} matrix of full rank with rows and columns of weight >= {min_weight}"
+        f" in {MAX_DRAWS:,} draws from seed {seed}; lower min_weight= or widen width="
     )

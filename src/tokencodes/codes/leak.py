@@ -1,8 +1,9 @@
 """The order leak: what a linear map of the code alone knows of a token, before any training.
 
-Ids of a BPE follow merge order, so canonical bits carry frequency and length. A probe is told in three numbers: its
-accuracy on tokens it was not fitted to, that of always answering with the majority, and that of the same probe on the same
-code with permuted ids, which is what the words can do without the order.
+Ids of a BPE follow merge order, so canonical bits carry frequency and length. A probe is told in
+three numbers: its accuracy on tokens it was not fitted to, that of always answering with the
+majority, and that of the same probe on the same code with permuted ids, which is what the words can
+do without the order.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ LEAST = 20  # tokens that a property must have and lack
 
 @dataclass(frozen=True)
 class Leak:
-    """One property: held-out accuracy of a linear probe, of the majority answer, and of the probe with permuted ids."""
+    """One property: held-out accuracy of a linear probe, of the majority answer, and of the probe
+    with permuted ids.
+    """
 
     name: str
     accuracy: float
@@ -30,13 +33,19 @@ class Leak:
     tokens: int
 
 
-def token_properties(tokens: list[bytes], counts_V: NDArray[np.int64] | None) -> dict[str, NDArray[np.bool_]]:
-    """Yes-or-no facts of each token: longer than the median, capital, leading space, digit; and frequent, if counted."""
+def token_properties(
+    tokens: list[bytes], counts_V: NDArray[np.int64] | None
+) -> dict[str, NDArray[np.bool_]]:
+    """Yes-or-no facts of each token: longer than the median, capital, leading space, digit; and
+    frequent, if counted.
+    """
     lengths = np.array([len(token) for token in tokens])
     stripped = [token.lstrip(b" ") for token in tokens]
     found = {
         "longer than the median": lengths > np.median(lengths),
-        "begins with a capital": np.array([part[:1].isalpha() and part[:1].isupper() for part in stripped]),
+        "begins with a capital": np.array(
+            [part[:1].isalpha() and part[:1].isupper() for part in stripped]
+        ),
         "leading space": np.array([token.startswith(b" ") for token in tokens]),
         "contains a digit": np.array([any(48 <= byte <= 57 for byte in token) for token in tokens]),
     }
@@ -45,7 +54,9 @@ def token_properties(tokens: list[bytes], counts_V: NDArray[np.int64] | None) ->
     return found
 
 
-def order_leak(book: Codebook, properties: dict[str, NDArray[np.bool_]], hidden_size: int) -> list[Leak]:
+def order_leak(
+    book: Codebook, properties: dict[str, NDArray[np.bool_]], hidden_size: int
+) -> list[Leak]:
     """The leak of each property that at least 20 tokens have and 20 lack."""
     z = book.coordinates(hidden_size).astype(np.float64)
     shuffled = 1 + philox.permutation(CONTROL_SEED, "control", len(z) - 1)
@@ -55,14 +66,18 @@ def order_leak(book: Codebook, properties: dict[str, NDArray[np.bool_]], hidden_
         if min(label.sum(), (~label).sum()) < LEAST:
             continue
         majority = max(label.mean(), 1 - label.mean())
-        leaks.append(Leak(name, probe(z, label), float(majority), probe(control, label), len(label)))
+        leaks.append(
+            Leak(name, probe(z, label), float(majority), probe(control, label), len(label))
+        )
     return leaks
 
 
 def probe(z_VK: NDArray[np.float64], label_V: NDArray[np.bool_]) -> float:
-    """Accuracy of ridge regression on ±1 labels, each token judged by a fit to the other folds; folds are seeded.
+    """Accuracy of ridge regression on ±1 labels, each token judged by a fit to the other folds;
+    folds are seeded.
 
-    The mean of the labels it was fitted to is its bias, so that a code that knows nothing answers with the majority.
+    The mean of the labels it was fitted to is its bias, so that a code that knows nothing answers
+    with the majority.
     """
     fold_V = philox.permutation(0, "folds", len(z_VK)) % FOLDS
     target_V = np.where(label_V, 1.0, -1.0)

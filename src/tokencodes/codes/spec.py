@@ -1,13 +1,16 @@
 """The written form of an input interface: `WORDS[:key=value,...]`, typed, canonical and hashed.
 
 Axes that do not know of each other, so that a factor study is a product of keys:
-  words       the K-vectors by number       binary gf2 gray ecc random digits | gaussian sphere sincos
+  words       the K-vectors by number       binary gf2 gray ecc random digits
+                                            gaussian sphere sincos
   assignment  which token gets which word   ids=natural|permuted|ranked|clustered
   values      how a bit is shown            values=01|pm1  center=true  scale=NUMBER|match
   lift        from K coordinates to d       lift=tile|interleave|orthogonal|pad
-`learned` is a trainable table; `learned-code:init=WORDS,...` trains the coordinates and keeps the lift.
+`learned` is a trainable table; `learned-code:init=WORDS,...` trains the coordinates and keeps the
+lift.
 
-Examples: `binary`, `gf2:seed=12345`, `binary:ids=permuted,ids_seed=1`, `random:width=2048,values=pm1,seed=3`, `learned:std=1`.
+Examples: `binary`, `gf2:seed=12345`, `binary:ids=permuted,ids_seed=1`,
+`random:width=2048,values=pm1,seed=3`, `learned:std=1`.
 """
 
 import hashlib
@@ -21,7 +24,8 @@ from tokencodes.errors import InputError, nearest
 SPEC_VERSION = 1
 PAPER_SEED = 12345  # the paper's code seed
 PAPER_MIN_WEIGHT = 4
-VOCABULARY_BOUND, WIDTH_BOUND = 1 << 24, 1 << 20  # the most tokens of a vocabulary, and channels of a model
+# the most tokens of a vocabulary, and channels of a model
+VOCABULARY_BOUND, WIDTH_BOUND = 1 << 24, 1 << 20
 
 LINEAR = ("binary", "gf2", "gray", "ecc")  # each bit is a parity of bits of the word's number
 BITS = (*LINEAR, "random", "digits")
@@ -61,7 +65,9 @@ def minimal_width(vocab_size: int) -> int:
 
 @dataclass(frozen=True)
 class InterfaceSpec:
-    """One input interface, without the model's vocabulary and width. Build it by `InterfaceSpec.parse`."""
+    """One input interface, without the model's vocabulary and width. Build it by
+    `InterfaceSpec.parse`.
+    """
 
     words: str
     init: str = "binary"  # of learned-code: the words its coordinates begin as
@@ -77,7 +83,8 @@ class InterfaceSpec:
     order: str | None = None  # of an informed assignment: the hash of its order, once it is known
     values: str = "01"
     center: bool = False  # subtract the mean of the instantiated vocabulary
-    scale: float | str = 1.0  # a factor, or "match": the mean squared norm of a learned table of std `std`
+    # a factor, or "match": the mean squared norm of a learned table of std `std`
+    scale: float | str = 1.0
     std: float = 0.02  # of the learned table at initialisation
     lift: str = "tile"
     lift_seed: int = 0  # of the orthogonal lift
@@ -89,7 +96,9 @@ class InterfaceSpec:
         words, _, tail = (piece.strip() for piece in text.partition(":"))
         known = ("learned", "learned-code", *_OWN_KEYS)
         if words not in known:
-            raise InputError(f"interface {text!r}: unknown words {words!r}; {nearest(words, known)}")
+            raise InputError(
+                f"interface {text!r}: unknown words {words!r}; {nearest(words, known)}"
+            )
         given: dict[str, str] = {}
         for part in filter(None, (piece.strip() for piece in tail.split(","))):
             key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -99,9 +108,13 @@ class InterfaceSpec:
                 raise InputError(f"interface {text!r}: {key}= is given twice")
             given[key] = value
         typed: dict[str, Any] = {
-            key: _value(text, key, value) for key, value in given.items() if key in InterfaceSpec.__dataclass_fields__
+            key: _value(text, key, value)
+            for key, value in given.items()
+            if key in InterfaceSpec.__dataclass_fields__
         }
-        spec = InterfaceSpec(words, **{key: value for key, value in typed.items() if key != "words"})
+        spec = InterfaceSpec(
+            words, **{key: value for key, value in typed.items() if key != "words"}
+        )
         allowed = spec.allowed()
         for key in given:
             if key not in allowed:
@@ -135,7 +148,9 @@ class InterfaceSpec:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The arrays that a spec names by hash because no seed gives them: `order`, `matrix` (with its `offset`)."""
+        """The arrays that a spec names by hash because no seed gives them: `order`, `matrix` (with
+        its `offset`).
+        """
         return (("order",) if self.informed else ()) + (("matrix", "offset") if self.matrix else ())
 
     def allowed(self) -> tuple[str, ...]:
@@ -158,15 +173,24 @@ class InterfaceSpec:
     def keys(self) -> dict[str, Any]:
         """Every key that has a meaning here, defaults filled in."""
         allowed = self.allowed()
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name in ("words", *allowed)}
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name in ("words", *allowed)
+        }
 
     def __str__(self) -> str:
         defaults = {field.name: field.default for field in fields(self)}
-        told = [f"{key}={_text(v)}" for key, v in self.keys().items() if key != "words" and v != defaults[key]]
+        told = [
+            f"{key}={_text(v)}"
+            for key, v in self.keys().items()
+            if key != "words" and v != defaults[key]
+        ]
         return f"{self.words}:{','.join(told)}" if told else self.words
 
     def code_width(self, vocab_size: int) -> int:
-        """K for a vocabulary of V tokens; InputError if `width=` is too small to tell them apart."""
+        """K for a vocabulary of V tokens;
+        InputError if `width=` is too small to tell them apart."""
         least = minimal_width(vocab_size)
         if self.kind == "digits":
             places = 1
@@ -177,11 +201,19 @@ class InterfaceSpec:
             least = 2 if self.kind == "sincos" else 1
         if self.width is not None and self.width < least:
             raise InputError(
-                f"interface {str(self)!r}: width={self.width} cannot tell {vocab_size:,} tokens apart; it must be >= {least}"
+                f"interface {str(self)!r}: width={self.width} cannot tell {vocab_size:,} tokens"
+                f" apart; it must be >= {least}"
             )
         if self.kind == "sincos" and self.width is not None and self.width % 2:
-            raise InputError(f"interface {str(self)!r}: width={self.width}: sines and cosines come in pairs; make it even")
-        default = {"ecc": 2 * least, "gaussian": minimal_width(vocab_size), "sphere": minimal_width(vocab_size)}
+            raise InputError(
+                f"interface {str(self)!r}: width={self.width}: sines and cosines come in pairs;"
+                " make it even"
+            )
+        default = {
+            "ecc": 2 * least,
+            "gaussian": minimal_width(vocab_size),
+            "sphere": minimal_width(vocab_size),
+        }
         if self.kind == "sincos":
             default["sincos"] = minimal_width(vocab_size) + minimal_width(vocab_size) % 2
         return self.width or default.get(self.kind, least)
@@ -191,8 +223,15 @@ class InterfaceSpec:
         keys = self.keys()
         if not self.learned:
             keys["width"] = self.code_width(vocab_size)
-        told = {"version": SPEC_VERSION, **keys, "vocab_size": vocab_size, "hidden_size": hidden_size}
-        return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        told = {
+            "version": SPEC_VERSION,
+            **keys,
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+        }
+        return hashlib.sha256(
+            json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+        ).hexdigest()
 
 
 def _text(value: Any) -> str:
@@ -207,7 +246,10 @@ def _why_not(key: str, allowed: tuple[str, ...]) -> str:
         "lift_seed": "it goes with lift=orthogonal",
         "std": "it goes with learned, and with scale=match",
         "values": "only bits can be shown as 01 or pm1",
-        "storage": "only binary, gf2, gray, ecc and random can be computed, and not with an informed assignment",
+        "storage": (
+            "only binary, gf2, gray, ecc and random can be computed, and not with an informed"
+            " assignment"
+        ),
         "order": "it goes with ids=ranked or ids=clustered",
     }
     return f"does not go with these words and keys; {hints.get(key) or nearest(key, allowed)}"
@@ -216,7 +258,9 @@ def _why_not(key: str, allowed: tuple[str, ...]) -> str:
 def _value(text: str, key: str, value: str) -> Any:
     if key in _CHOICES:
         if value not in _CHOICES[key]:
-            raise InputError(f"interface {text!r}: {key}={value} is not one of {', '.join(_CHOICES[key])}")
+            raise InputError(
+                f"interface {text!r}: {key}={value} is not one of {', '.join(_CHOICES[key])}"
+            )
         return value
     if key in _SWITCHES:
         if value not in ("true", "false"):
@@ -227,7 +271,9 @@ def _value(text: str, key: str, value: str) -> Any:
     if key == "scale" and value == "match":
         return value
     decimal = key in _FLOAT_RANGE
-    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|nan|inf" if decimal else r"[+-]?\d+", value):
+    if not re.fullmatch(
+        r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|nan|inf" if decimal else r"[+-]?\d+", value
+    ):
         raise InputError(f"interface {text!r}: {key}={value} is not a number")
     number = float(value) if decimal else int(value)
     low, high = _FLOAT_RANGE[key] if decimal else _INT_RANGE.get(key, _ANY_SEED)

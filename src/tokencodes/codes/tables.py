@@ -1,13 +1,15 @@
-"""The tables that a model stores for a fixed code, all of integer type, so that no cast of the model can reach them.
+"""The tables that a model stores for a fixed code, all of integer type, so that no cast of the
+model can reach them.
 
-  codebook   bits: uint8[V, K] up to K = 16, packed uint8[V, ceil(K / 8)] above; floats: float32[V, K] as int32 bit patterns
+  codebook   bits: uint8[V, K] up to K = 16, packed uint8[V, ceil(K / 8)] above;
+             floats: float32[V, K] as int32 bit patterns
   masks      instead of a codebook where the code is computed from ids: int64[K] (linear words)
   matrix, offset, order    what defines gf2 words and an informed assignment
   levels     what 0 and 1 are shown as, float32[2, K] as int32, where they are neither 0/1 nor ±1
   lift       the orthogonal lift, float32[d, K] as int32
 
-Float words and the orthogonal lift are the travelling tables: a machine with other numerics makes other last bits, so they are
-believed by hash. All others are regenerated and compared bit by bit.
+Float words and the orthogonal lift are the travelling tables: a machine with other numerics makes
+other last bits, so they are believed by hash. All others are regenerated and compared bit by bit.
 """
 
 import hashlib
@@ -54,7 +56,9 @@ def lift_table(spec: InterfaceSpec, width: int, hidden_size: int) -> Tables:
     return {"lift": lift.orthogonal(width, hidden_size, spec.lift_seed).view(np.int32)}
 
 
-def shapes(spec: InterfaceSpec, vocab_size: int, hidden_size: int) -> dict[str, tuple[tuple[int, ...], str]]:
+def shapes(
+    spec: InterfaceSpec, vocab_size: int, hidden_size: int
+) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and numpy type of each table, without making any."""
     width = spec.code_width(vocab_size)
     found: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -68,7 +72,13 @@ def shapes(spec: InterfaceSpec, vocab_size: int, hidden_size: int) -> dict[str, 
         elif not spec.binary_valued:
             found["codebook"] = (vocab_size, width), "int32"
         else:
-            found["codebook"] = (vocab_size, width if width <= PACK_ABOVE else -(-width // 8)), "uint8"
+            found["codebook"] = (
+                (
+                    vocab_size,
+                    width if width <= PACK_ABOVE else -(-width // 8),
+                ),
+                "uint8",
+            )
         if spec.binary_valued and (spec.center or spec.scale != 1.0):
             found["levels"] = (2, width), "int32"
     if spec.lift == "orthogonal":
@@ -77,7 +87,9 @@ def shapes(spec: InterfaceSpec, vocab_size: int, hidden_size: int) -> dict[str, 
 
 
 def tables_sha256(spec: InterfaceSpec, tables: Tables, book_sha256: str | None) -> str | None:
-    """The codebook hash of a model: the bits' own where nothing travels, else one over the travelling tables and the bits."""
+    """The codebook hash of a model: the bits' own where nothing travels, else one over the
+    travelling tables and the bits.
+    """
     names = travelling(spec)
     if not names:
         return book_sha256

@@ -1,7 +1,8 @@
 """Past one machine: the same conversion as a datatrove pipeline step, on Slurm or Ray.
 
-Nothing is shared but the file system: each task converts whole inputs into folders that appear at once, so a task may die, be
-requeued, or run twice. A last step writes the manifest. Needs the extra `scale` (datatrove; ray by itself).
+Nothing is shared but the file system: each task converts whole inputs into folders that appear at
+once, so a task may die, be requeued, or run twice. A last step writes the manifest. Needs the extra
+`scale` (datatrove; ray by itself).
 """
 
 import inspect
@@ -30,11 +31,23 @@ try:
     from datatrove.executor.slurm import SlurmPipelineExecutor
     from datatrove.pipeline.base import PipelineStep
 except ImportError as error:
-    raise InputError(f"engine slurm and ray need datatrove ({error}); install it by: pip install 'tokencodes[scale]'") from None
+    raise InputError(
+        f"engine slurm and ray need datatrove ({error}); install it by: pip install"
+        " 'tokencodes[scale]'"
+    ) from None
 
 
 NAME = re.compile(r"[\w.+-]+")  # of a job, and of an option
-OURS = {"pipeline", "tasks", "workers", "logging_dir", "skip_completed", "depends", "job_id_retriever"}  # not for `told`
+# not for `told`
+OURS = {
+    "pipeline",
+    "tasks",
+    "workers",
+    "logging_dir",
+    "skip_completed",
+    "depends",
+    "job_id_retriever",
+}
 
 
 class ConvertStep(PipelineStep):  # type: ignore[misc]
@@ -77,30 +90,47 @@ class SealStep(PipelineStep):  # type: ignore[misc]
 
 
 class _Slurm(SlurmPipelineExecutor):  # type: ignore[misc]
-    """datatrove's executor. It writes values into the batch file as they are; here they are words of the shell first."""
+    """datatrove's executor. It writes values into the batch file as they are; here they are words
+    of the shell first.
+    """
 
     def get_sbatch_args(self, max_array: int = 1) -> dict[str, Any]:
-        """Slurm reads its options as a shell reads words, and `%` in a log's path as the start of a pattern."""
+        """Slurm reads its options as a shell reads words, and `%` in a log's path as the start of a
+        pattern.
+        """
         told, logs = super().get_sbatch_args(max_array), str(self.slurm_logs_folder)
         for key in ("output", "error"):
             told[key] = told[key].replace(logs, logs.replace("%", "%%"), 1)
-        return {key: shlex.quote(str(value)) if value not in ("", None) else value for key, value in told.items()}
+        return {
+            key: shlex.quote(str(value)) if value not in ("", None) else value
+            for key, value in told.items()
+        }
 
     def get_launch_file_contents(self, sbatch_args: dict[str, Any], run_script: str) -> str:
         """`run_script` names files in the folder of logs."""
         folder = self.logging_dir.path
-        return str(super().get_launch_file_contents(sbatch_args, run_script.replace(folder, shlex.quote(folder))))
+        return str(
+            super().get_launch_file_contents(
+                sbatch_args, run_script.replace(folder, shlex.quote(folder))
+            )
+        )
 
 
-def submit_to_slurm(jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, told: tuple[str, ...]) -> None:
-    """Submits an array of one task an input, and a task after it that writes the manifest; returns when they are submitted.
+def submit_to_slurm(
+    jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, told: tuple[str, ...]
+) -> None:
+    """Submits an array of one task an input, and a task after it that writes the manifest; returns
+    when they are submitted.
 
-    `told`: KEY=VALUE for datatrove's SlurmPipelineExecutor, `time` and `partition` among them. InputError: an unknown key.
+    `told`: KEY=VALUE for datatrove's SlurmPipelineExecutor, `time` and `partition` among them.
+    InputError: an unknown key.
     """
     options = _options(SlurmPipelineExecutor, told)
     missing = [key for key in ("time", "partition") if key not in options]
     if missing:
-        raise InputError(f"engine slurm needs {' and '.join(missing)}; give --cluster {missing[0]}=VALUE")
+        raise InputError(
+            f"engine slurm needs {' and '.join(missing)}; give --cluster {missing[0]}=VALUE"
+        )
     if shutil.which("sbatch") is None:
         raise InputError("engine slurm: no sbatch here; run the command where Slurm's commands are")
     if sys.prefix != sys.base_prefix:
@@ -127,13 +157,19 @@ def submit_to_slurm(jobs: list[Job], tokenizer: Path, engine: Engine, workers: i
     try:
         last.run()
     except subprocess.CalledProcessError as error:
-        raise InputError(f"engine slurm: sbatch refused (exit status {error.returncode}), and said why above") from None
+        raise InputError(
+            f"engine slurm: sbatch refused (exit status {error.returncode}), and said why above"
+        ) from None
 
 
-def run_on_ray(jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, told: tuple[str, ...]) -> None:
-    """Runs every job on the Ray cluster that RAY_ADDRESS names, or on this machine; returns when all have ended.
+def run_on_ray(
+    jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, told: tuple[str, ...]
+) -> None:
+    """Runs every job on the Ray cluster that RAY_ADDRESS names, or on this machine; returns when
+    all have ended.
 
-    `told`: KEY=VALUE for datatrove's RayPipelineExecutor. A job that failed is found by whoever seals the dataset.
+    `told`: KEY=VALUE for datatrove's RayPipelineExecutor. A job that failed is found by whoever
+    seals the dataset.
     """
     options = _options(RayPipelineExecutor, told)
     try:
@@ -164,19 +200,27 @@ def _logs(jobs: list[Job]) -> Path:
 
 
 def _options(executor: type, told: tuple[str, ...]) -> dict[str, Any]:
-    """KEY=VALUE for an executor; a value that is JSON (a number, `false`, a table of `sbatch_args`) is taken as such."""
+    """KEY=VALUE for an executor; a value that is JSON (a number, `false`, a table of `sbatch_args`)
+    is taken as such.
+    """
     known = set(inspect.signature(executor).parameters) - OURS
     found: dict[str, Any] = {}
     for pair in told:
         key, equals, value = pair.partition("=")
         if not equals or key not in known:
-            raise InputError(f"--cluster {pair!r}: write KEY=VALUE, with a key of datatrove's {executor.__name__}")
+            raise InputError(
+                f"--cluster {pair!r}: write KEY=VALUE, with a key of datatrove's"
+                f" {executor.__name__}"
+            )
         try:
             found[key] = json.loads(value)
         except json.JSONDecodeError:
             found[key] = value
         if any(CONTROL.search(text) for text in _texts(found[key])):
-            raise InputError(f"--cluster {pair!r}: a batch file cannot hold a line break or another control character")
+            raise InputError(
+                f"--cluster {pair!r}: a batch file cannot hold a line break or another control"
+                " character"
+            )
     return found
 
 
@@ -192,7 +236,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _quote(options: dict[str, Any]) -> None:
-    """What datatrove puts into lines of the shell becomes words; `env_command` is such a line by itself."""
+    """What datatrove puts into lines of the shell becomes words; `env_command` is such a line by
+    itself.
+    """
     names = [str(options.get("job_name", "tokencodes"))]
     for key in ("sbatch_args", "srun_args"):
         if not isinstance(options.get(key, {}), dict):
@@ -200,9 +246,14 @@ def _quote(options: dict[str, Any]) -> None:
         names += options.get(key, {})
     for name in names:
         if NAME.fullmatch(name) is None:
-            raise InputError(f"--cluster: {name!r} is no name of a job or an option; use letters, digits, `.`, `-`, `_`")
+            raise InputError(
+                f"--cluster: {name!r} is no name of a job or an option; use letters, digits, `.`,"
+                " `-`, `_`"
+            )
     if "srun_args" in options:
-        options["srun_args"] = {key: shlex.quote(str(value)) for key, value in options["srun_args"].items()}
+        options["srun_args"] = {
+            key: shlex.quote(str(value)) for key, value in options["srun_args"].items()
+        }
     for key in ("venv_path", "condaenv"):
         if key in options:
             options[key] = shlex.quote(str(Path(str(options[key])).expanduser()))

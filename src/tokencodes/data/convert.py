@@ -1,7 +1,9 @@
-"""One input -> its shards, in a folder that appears at once. What a worker does, on this machine or on another.
+"""One input -> its shards, in a folder that appears at once. What a worker does, on this machine or
+on another.
 
-Documents are read in batches, so that memory is bounded by the batch (or by the longest document), not by the file. What
-becomes no document, or is worth knowing of one, is counted by kind; nothing is dropped without a count.
+Documents are read in batches, so that memory is bounded by the batch (or by the longest document),
+not by the file. What becomes no document, or is worth knowing of one, is counted by kind; nothing
+is dropped without a count.
 """
 
 import shutil
@@ -15,7 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokencodes.data.counts import CHANGED, EMPTY, NO_ID, NO_SOURCE, NOTED, SHORT, SPECIAL, UNKNOWN, Counts
+from tokencodes.data.counts import (
+    CHANGED,
+    EMPTY,
+    NO_ID,
+    NO_SOURCE,
+    NOTED,
+    SHORT,
+    SPECIAL,
+    UNKNOWN,
+    Counts,
+)
 from tokencodes.data.encode import Encoder
 from tokencodes.data.entries import ShardEntry, SourceFile, as_json
 from tokencodes.data.inputs import Input
@@ -42,7 +54,8 @@ class Job:
     out: Path
     options: PrepareOptions
     batch_bytes: int = 4 << 20  # of text, held at a time
-    threshold: int | None = None  # of the split; None: the validation share's, or whatever it was converted with before
+    # of the split; None: the validation share's, or whatever it was converted with before
+    threshold: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,18 +71,24 @@ Report = Callable[[Progress], None]
 
 
 def finished(job: Job, tokenizer: TokenizerFile) -> SourceFile | None:
-    """What says of an input that it was converted before, in just this way; None if there is work to do."""
+    """What says of an input that it was converted before, in just this way; None if there is work
+    to do.
+    """
     folder = job.out / job.input.name
     if not (folder / "source.json").is_file():
         return None
-    there = read_record(folder / "source.json", SourceFile, "not made by prepare, so choose another --out")
+    there = read_record(
+        folder / "source.json", SourceFile, "not made by prepare, so choose another --out"
+    )
     if job.input.origin is not None:
         same_input = there.input.origin == job.input.origin
     else:
         same_input = job.input.seen() == there.seen or job.input.facts() == as_json(there.input)
     if there.settings != settings_of(job.options, tokenizer) or not same_input:
         return None
-    if job.threshold is not None and (there.split is None or int(there.split.threshold, 16) != job.threshold):
+    if job.threshold is not None and (
+        there.split is None or int(there.split.threshold, 16) != job.threshold
+    ):
         return None
     return there
 
@@ -83,21 +102,25 @@ def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) 
     if folder.exists():
         if not (folder / "source.json").is_file():
             raise InputError(f"{folder}: not made by prepare; choose another --out")
-        shutil.rmtree(folder)  # left by an unfinished run with other settings; no manifest ever named it
+        # left by an unfinished run with other settings; no manifest ever named it
+        shutil.rmtree(folder)
     partial = folder.with_name(f"{PARTIAL}{folder.name}-{uuid.uuid4().hex[:12]}")
     job = replace(job, input=job.input.fetch())
     try:
-        with only_one(partial):  # so that a cleaning program can tell work in progress from what a dead one left
+        # so that a cleaning program can tell work in progress from what a dead one left
+        with only_one(partial):
             written = _write_folder(job, encoder, partial, report)
             try:
                 partial.replace(folder)
             except OSError:
-                done = finished(job, encoder.tokenizer)  # the same task, run twice: the other one was faster
+                # the same task, run twice: the other one was faster
+                done = finished(job, encoder.tokenizer)
                 if done is None:
                     raise
                 shutil.rmtree(partial, ignore_errors=True)
                 return done
-            (folder / LOCK).unlink()  # only now: without it, what is not yet renamed would look like a dead one's
+            # only now: without it, what is not yet renamed would look like a dead one's
+            (folder / LOCK).unlink()
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -106,7 +129,8 @@ def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) 
 
 
 def _write_folder(job: Job, encoder: Encoder, partial: Path, report: Report) -> SourceFile:
-    seen, facts = job.input.seen(), job.input.facts()  # in this order: what changes while it is hashed has changed
+    # in this order: what changes while it is hashed has changed
+    seen, facts = job.input.seen(), job.input.facts()
     conversion = _Conversion(job, encoder, partial, report)
     shards = conversion.run()
     if job.input.seen() != seen:
@@ -144,17 +168,26 @@ class _Conversion:
         self._writers: dict[Split, ShardWriter] = {}
         self._shards: list[ShardEntry] = []
         self._dtype = token_dtype(tokenizer.vocab_size)
-        self._end = np.array([tokenizer.end_of_text] if self._options.end_of_text == "append" else [], dtype=self._dtype)
+        self._end = np.array(
+            [tokenizer.end_of_text] if self._options.end_of_text == "append" else [],
+            dtype=self._dtype,
+        )
         special = tokenizer.tokenizer.get_added_tokens_decoder()
         self._special = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
         self._special[[id for id in special if id != tokenizer.unknown]] = True
         self._bytes = self._bytes_of(special)
-        self._threshold = threshold_of(self._options.validation_fraction) if job.threshold is None else job.threshold
+        self._threshold = (
+            threshold_of(self._options.validation_fraction)
+            if job.threshold is None
+            else job.threshold
+        )
         self._lowest: int | None = None  # of the hashes of kept documents
         self._highest: int | None = None
 
     def _bytes_of(self, special: dict[int, Any]) -> NDArray[np.int64] | None:
-        """Bytes of text that each id stands for, a special token's literal among them; None where they cannot be known."""
+        """Bytes of text that each id stands for, a special token's literal among them; None where
+        they cannot be known.
+        """
         try:
             found = self._tokenizer.bytes_per_token.copy()
         except InputError:
@@ -169,7 +202,9 @@ class _Conversion:
 
     def split_entry(self) -> dict[str, Any]:
         """How the documents were split: the `split` of `source.json`."""
-        lowest, highest = (None if number is None else f"{number:016x}" for number in (self._lowest, self._highest))
+        lowest, highest = (
+            None if number is None else f"{number:016x}" for number in (self._lowest, self._highest)
+        )
         return {"threshold": f"{self._threshold:016x}", "lowest": lowest, "highest": highest}
 
     def run(self) -> list[ShardEntry]:
@@ -193,23 +228,33 @@ class _Conversion:
             ids, sizes = self._encoder.encode(texts)
             lengths = np.array([len(text.encode()) for text in texts], dtype=np.int64)
             self._note(batch, ids, sizes)
-            named = [(document, f"{name}:{number - first}", document.source or source) for number, document in batch]
+            named = [
+                (document, f"{name}:{number - first}", document.source or source)
+                for number, document in batch
+            ]
             self._write(named, ids, sizes, (lengths, self._encoded_lengths(texts, lengths)))
             self._report(Progress(position.at - read, int(lengths.sum()), int(sizes.sum())))
             read = position.at
-        self._report(Progress(path.stat().st_size - read, 0, 0))  # what stands behind the last document
+        # what stands behind the last document
+        self._report(Progress(path.stat().st_size - read, 0, 0))
 
     def _encoded_lengths(self, texts: list[str], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Bytes of each text as the tokenizer's normalizer hands it on; `lengths` where there is no normalizer."""
+        """Bytes of each text as the tokenizer's normalizer hands it on; `lengths` where there is no
+        normalizer.
+        """
         normalized = self._tokenizer.normalized(texts)
         if normalized is texts:
             return lengths
-        self.counts.noted[CHANGED] += sum(text != other for text, other in zip(texts, normalized, strict=True))
+        self.counts.noted[CHANGED] += sum(
+            text != other for text, other in zip(texts, normalized, strict=True)
+        )
         return np.array([len(text.encode()) for text in normalized], dtype=np.int64)
 
     def _tokenized(self, path: Path) -> None:
         position, read = Position(), 0
-        for ids, sizes in read_tokenized(path, self._tokenizer.vocab_size, self._job.batch_bytes, position):
+        for ids, sizes in read_tokenized(
+            path, self._tokenizer.vocab_size, self._job.batch_bytes, position
+        ):
             first = self.counts.documents
             self.counts.documents += len(sizes)
             name = printable(path.name)
@@ -220,21 +265,28 @@ class _Conversion:
             read = position.at
 
     def _documents(self, path: Path, position: Position) -> Iterator[tuple[int, Document]]:
-        """The documents that can be used, with their number; the others are counted, or stop the work."""
+        """The documents that can be used, with their number; the others are counted, or stop the
+        work.
+        """
         for row in read_rows(path, self._options.columns, position):
             number = self.counts.documents
             self.counts.documents += 1
             if isinstance(row, Refusal):
                 if self._options.on_error == "stop":
-                    raise InputError(f"{row.message}, or leave such documents out by --on-error skip")
-                place = row.message.removeprefix(str(path))  # where the file lies must not decide a dataset's fingerprint
+                    raise InputError(
+                        f"{row.message}, or leave such documents out by --on-error skip"
+                    )
+                # where the file lies must not decide a dataset's fingerprint
+                place = row.message.removeprefix(str(path))
                 self.counts.drop(row.kind, f"{path.name}{place}")
             elif not row.text:
                 self.counts.drop(EMPTY, f"{path.name}, document {number}")
             else:
                 yield number, row
 
-    def _note(self, batch: list[tuple[int, Document]], ids: NDArray[np.uint32], sizes: NDArray[np.int64]) -> None:
+    def _note(
+        self, batch: list[tuple[int, Document]], ids: NDArray[np.uint32], sizes: NDArray[np.int64]
+    ) -> None:
         for _, document in batch:
             self.counts.noted.update(document.notes)
             if document.id is None:
@@ -259,15 +311,18 @@ class _Conversion:
         sizes: NDArray[np.int64],
         lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None,
     ) -> None:
-        """Documents of known ids. `lengths`: the bytes of their texts, as read and as normalized; None where there is no text
-        but the ids'."""
+        """Documents of known ids. `lengths`: the bytes of their texts, as read and as normalized;
+        None where there is no text but the ids'.
+        """
         ends = np.cumsum(sizes)
         tokens = ids.astype(self._dtype)
         summed = None if self._bytes is None else np.append(0, np.cumsum(self._bytes[ids]))
         for number, ((document, place, source), start, end) in enumerate(
             zip(named, (ends - sizes).tolist(), ends.tolist(), strict=True)
         ):
-            has_end = lengths is None and end > start and tokens[end - 1] == self._tokenizer.end_of_text
+            has_end = (
+                lengths is None and end > start and tokens[end - 1] == self._tokenizer.end_of_text
+            )
             stop = end - 1 if has_end else end  # what ends a document is no text of its
             if lengths is None and stop == start:
                 self.counts.drop(EMPTY, place)
@@ -277,7 +332,11 @@ class _Conversion:
                 self.counts.drop(SHORT, place)
                 continue
             held = 0 if summed is None else int(summed[stop] - summed[start])
-            read, encoded = (held, held) if lengths is None else (int(lengths[0][number]), int(lengths[1][number]))
+            read, encoded = (
+                (held, held)
+                if lengths is None
+                else (int(lengths[0][number]), int(lengths[1][number]))
+            )
             self.counts.keep(read, max(0, encoded - held))
             self._add(self._side(document), whole, document.id or place, source)
 
@@ -290,7 +349,9 @@ class _Conversion:
     def _add(self, side: Split, ids: NDArray[Any], id: str, source: str) -> None:
         if side not in self._writers:
             number = sum(entry.split == side for entry in self._shards)
-            self._writers[side] = ShardWriter(self._partial / f"{side}-{number:05d}", side, self._dtype)
+            self._writers[side] = ShardWriter(
+                self._partial / f"{side}-{number:05d}", side, self._dtype
+            )
         self._writers[side].add(ids, id, source)
         if self._writers[side].tokens >= self._options.shard_tokens:
             self._close(side)
@@ -302,12 +363,18 @@ class _Conversion:
 
 
 def _documents_of(chosen: NDArray[np.bool_], ends: NDArray[np.int64]) -> list[int]:
-    """The documents that the chosen tokens are in, each once. `ends`: where each document's tokens end."""
-    numbers: list[int] = np.unique(np.searchsorted(ends, np.flatnonzero(chosen), side="right")).tolist()
+    """The documents that the chosen tokens are in, each once. `ends`: where each document's tokens
+    end.
+    """
+    numbers: list[int] = np.unique(
+        np.searchsorted(ends, np.flatnonzero(chosen), side="right")
+    ).tolist()
     return numbers
 
 
-def _batches(documents: Iterator[tuple[int, Document]], size: int) -> Iterator[list[tuple[int, Document]]]:
+def _batches(
+    documents: Iterator[tuple[int, Document]], size: int
+) -> Iterator[list[tuple[int, Document]]]:
     """As many documents as give `size` characters: at least one, at most BATCH_DOCUMENTS."""
     batch: list[tuple[int, Document]] = []
     held = 0

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 EMPTY, SHORT, SPECIAL = "empty text", "too short", "special token in the text"
-UNKNOWN, CHANGED = "text that the tokenizer has no token for", "text that the tokenizer's normalizer changes"
+UNKNOWN, CHANGED = (
+    "text that the tokenizer has no token for",
+    "text that the tokenizer's normalizer changes",
+)
 NO_ID, NO_SOURCE = "no id, so split by the text", "no source where one was named"
 NOTED = {"\r\n": "CRLF line ends", "\0": "NUL byte"}  # kept as they are, and counted
 
@@ -14,7 +17,8 @@ NOTED = {"\r\n": "CRLF line ends", "\0": "NUL byte"}  # kept as they are, and co
 class Counts:
     """What was read, kept and left out.
 
-    `text_bytes` are of UTF-8 text. `token_bytes` are those of them that tokens stand for; None where that cannot be known.
+    `text_bytes` are of UTF-8 text. `token_bytes` are those of them that tokens stand for; None
+    where that cannot be known.
     """
 
     documents: int = 0
@@ -23,12 +27,17 @@ class Counts:
     token_bytes: int | None = 0
     dropped: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)  # the first of each kind that was dropped
+    # the first of each kind that was dropped
+    examples: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """As plain values, kinds in the order of their names."""
-        told = {name: getattr(self, name) for name in ("documents", "kept", "text_bytes", "token_bytes")}
-        return told | {name: _sorted(getattr(self, name)) for name in ("dropped", "noted", "examples")}
+        told = {
+            name: getattr(self, name) for name in ("documents", "kept", "text_bytes", "token_bytes")
+        }
+        return told | {
+            name: _sorted(getattr(self, name)) for name in ("dropped", "noted", "examples")
+        }
 
     def keep(self, text_bytes: int, lost_bytes: int) -> None:
         """Counts one document of the dataset; `lost_bytes` of its text have no token."""

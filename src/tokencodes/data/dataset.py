@@ -1,4 +1,5 @@
-"""A prepared dataset, opened by its manifest; and what everything that reads token ids needs of one, or of a mixture.
+"""A prepared dataset, opened by its manifest; and what everything that reads token ids needs of
+one, or of a mixture.
 
 DATASET/
   manifest.json            written last: no manifest, no dataset
@@ -31,7 +32,9 @@ WAY_OUT = "prepare the dataset anew"
 def fingerprint(manifest: dict[str, Any]) -> str:
     """SHA-256 of a manifest's canonical JSON, its own fingerprint left out."""
     told = {key: value for key, value in manifest.items() if key != "fingerprint"}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def total_counts(sources: Sequence[SourceEntry]) -> CountsEntry:
@@ -48,7 +51,9 @@ def total_counts(sources: Sequence[SourceEntry]) -> CountsEntry:
         token_bytes=sum(known) if len(known) == len(counts) else None,
         dropped=dict(sum((Counter(one.dropped) for one in counts), Counter[str]())),
         noted=dict(sum((Counter(one.noted) for one in counts), Counter[str]())),
-        examples={kind: example for one in reversed(counts) for kind, example in one.examples.items()},
+        examples={
+            kind: example for one in reversed(counts) for kind, example in one.examples.items()
+        },
     )
 
 
@@ -87,19 +92,24 @@ class Corpus(ABC):
 
     def shards(self, split: Split) -> list[Shard]:
         """The shards of one side, dataset by dataset, in the manifests' order."""
-        return [shard for dataset in self.datasets for shard in dataset.own_shards if shard.split == split]
+        return [
+            shard
+            for dataset in self.datasets
+            for shard in dataset.own_shards
+            if shard.split == split
+        ]
 
     def require(self, vocab_size: int, tokenizer_sha256: str | None = None) -> None:
         """InputError if the ids were made with another vocabulary or tokenizer."""
         if self.vocab_size != vocab_size:
             raise InputError(
-                f"{self.path}: made with a vocabulary of {self.vocab_size:,}, the model has {vocab_size:,}; "
-                "prepare the text anew with this model's tokenizer"
+                f"{self.path}: made with a vocabulary of {self.vocab_size:,}, the model has"
+                f" {vocab_size:,}; prepare the text anew with this model's tokenizer"
             )
         if tokenizer_sha256 not in (None, self.tokenizer_sha256):
             raise InputError(
-                f"{self.path}: made with another tokenizer (sha256 {self.tokenizer_sha256[:12]}, wanted "
-                f"{str(tokenizer_sha256)[:12]}); prepare the text anew"
+                f"{self.path}: made with another tokenizer (sha256 {self.tokenizer_sha256[:12]},"
+                f" wanted {str(tokenizer_sha256)[:12]}); prepare the text anew"
             )
 
 
@@ -109,20 +119,32 @@ class Dataset(Corpus):
     def __init__(self, path: Path) -> None:
         self._path = path
         if not path.is_dir():
-            raise InputError(f"{path}: no such folder; make a dataset by `tokencodes prepare`, or name where it is")
+            raise InputError(
+                f"{path}: no such folder; make a dataset by `tokencodes prepare`, or name where"
+                " it is"
+            )
         if not (path / "manifest.json").is_file():
-            raise InputError(f"{path}: no manifest.json, so not a finished dataset; run `tokencodes prepare` to its end")
+            raise InputError(
+                f"{path}: no manifest.json, so not a finished dataset; run `tokencodes prepare` to"
+                " its end"
+            )
         manifest = read_json(path / "manifest.json")
         if not isinstance(manifest, dict):
-            raise InputError(f"{path}/manifest.json: damaged (not a table of keys); prepare the dataset anew")
+            raise InputError(
+                f"{path}/manifest.json: damaged (not a table of keys); prepare the dataset anew"
+            )
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
             raise InputError(
-                f"{path}/manifest.json: format {manifest.get('format')!r} version {manifest.get('version')!r}; "
-                f"this program reads {FORMAT!r} version {VERSION}: prepare the dataset anew"
+                f"{path}/manifest.json: format {manifest.get('format')!r} version"
+                f" {manifest.get('version')!r}; this program reads {FORMAT!r} version {VERSION}:"
+                " prepare the dataset anew"
             )
         exact = (path / "manifest.json").read_bytes() == json_text(manifest).encode()
         if manifest.get("fingerprint") != fingerprint(manifest) or not exact:
-            raise InputError(f"{path}/manifest.json: damaged (its fingerprint does not hold); prepare the dataset anew")
+            raise InputError(
+                f"{path}/manifest.json: damaged (its fingerprint does not hold); prepare the"
+                " dataset anew"
+            )
         self.manifest = checked(manifest, Manifest, f"{path}/manifest.json", WAY_OUT)
 
     @property
@@ -150,7 +172,10 @@ class Dataset(Corpus):
         """The tokenizer in the dataset; InputError if it is not the one that made the ids."""
         file = TokenizerFile(self.path / "tokenizer.json")
         if file.sha256 != self.manifest.tokenizer_sha256:
-            raise InputError(f"{file.path}: not the tokenizer that made these ids (its hash differs); take it from a copy")
+            raise InputError(
+                f"{file.path}: not the tokenizer that made these ids (its hash differs); take it"
+                " from a copy"
+            )
         return file
 
     @property
@@ -167,5 +192,7 @@ class Dataset(Corpus):
     def own_shards(self) -> list[Shard]:
         """The shards of both sides, in the manifest's order."""
         return [
-            Shard(self.path / source.name / entry.path, entry) for source in self.manifest.sources for entry in source.shards
+            Shard(self.path / source.name / entry.path, entry)
+            for source in self.manifest.sources
+            for entry in source.shards
         ]

@@ -1,6 +1,8 @@
-"""What training text says about each token, for assignments that are informed: counts, and vectors of its neighbours.
+"""What training text says about each token, for assignments that are informed: counts, and vectors
+of its neighbours.
 
-Only the training side is read, so nothing held out reaches a code. Counting is exact; the vectors depend on floating point.
+Only the training side is read, so nothing held out reaches a code. Counting is exact; the vectors
+depend on floating point.
 """
 
 import hashlib
@@ -25,9 +27,12 @@ def token_counts(dataset: Corpus) -> NDArray[np.int64]:
     return counts_V
 
 
-def neighbour_vectors(dataset: Corpus, counts_V: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
-    """Distributional vectors float64[V, R]: positive pointwise mutual information with the frequent neighbours on each side,
-    brought to R dimensions by a randomized singular value decomposition (N. Halko et al., 2011) from a seeded start.
+def neighbour_vectors(
+    dataset: Corpus, counts_V: NDArray[np.int64], seed: int
+) -> NDArray[np.float64]:
+    """Distributional vectors float64[V, R]: positive pointwise mutual information with the frequent
+    neighbours on each side, brought to R dimensions by a randomized singular value decomposition
+    (N. Halko et al., 2011) from a seeded start.
 
     Rows are scaled to unit length; a token without neighbours has the zero vector.
     """
@@ -48,7 +53,11 @@ def neighbour_vectors(dataset: Corpus, counts_V: NDArray[np.int64], seed: int) -
     with np.errstate(divide="ignore", invalid="ignore"):
         pmi_VC = np.where(cells_VC > 0, np.maximum(np.log(cells_VC / expected_VC), 0.0), 0.0)
     rank = min(DIMENSIONS, *pmi_VC.shape)
-    start = philox.stream(seed, "vectors", pmi_VC.shape[1] * rank).reshape(-1, rank).astype(np.float64) / 2.0**63 - 1.0
+    start = (
+        philox.stream(seed, "vectors", pmi_VC.shape[1] * rank).reshape(-1, rank).astype(np.float64)
+        / 2.0**63
+        - 1.0
+    )
     basis = np.linalg.qr(pmi_VC @ start)[0]
     for _ in range(2):
         basis = np.linalg.qr(pmi_VC @ (pmi_VC.T @ basis))[0]

@@ -1,10 +1,13 @@
-"""Texts -> ids, exactly as the `tokenizers` library gives them, and several times faster where its rule is known.
+"""Texts -> ids, exactly as the `tokenizers` library gives them, and several times faster where its
+rule is known.
 
-Two engines with one method. `reference` is the library. `cached` cuts texts itself (`pretokens`), keeps the ids of each
-pre-token (`wordcache`) and leaves only unseen ones to the library's own merges. It serves byte-level BPE with GPT-2's
-expression (SmolLM2, GPT-2, those trained here); for any other tokenizer `engine_for` gives the reference.
+Two engines with one method. `reference` is the library. `cached` cuts texts itself (`pretokens`),
+keeps the ids of each pre-token (`wordcache`) and leaves only unseen ones to the library's own
+merges. It serves byte-level BPE with GPT-2's expression (SmolLM2, GPT-2, those trained here); for
+any other tokenizer `engine_for` gives the reference.
 
-A literal special token in a text becomes its id, as the library does it; what stands on its two sides is cut apart.
+A literal special token in a text becomes its id, as the library does it; what stands on its two
+sides is cut apart.
 """
 
 import re
@@ -26,7 +29,8 @@ Ints = NDArray[np.int64]
 
 CHUNK = 1 << 19  # bytes of text at a time: arrays of this size stay in the processor's cache
 _LOOKAHEAD = 16  # bytes: more than the longest contraction and the longest character take
-_SAFE_CUT = re.compile(rb"[!-~](?=[ \n])")  # white space after anything else begins a pre-token, whatever comes before or after
+# white space after anything else begins a pre-token, whatever comes before or after
+_SAFE_CUT = re.compile(rb"[!-~](?=[ \n])")
 
 
 class Encoder(ABC):
@@ -54,7 +58,12 @@ class ReferenceEncoder(Encoder):
     def _encode(self, texts: list[str]) -> tuple[Ids, Ints]:
         found = self.tokenizer.encode(texts)
         counts = np.array([len(ids) for ids in found], dtype=np.int64)
-        return np.concatenate([np.array(ids, dtype=np.uint32) for ids in found] or [np.empty(0, np.uint32)]), counts
+        return (
+            np.concatenate(
+                [np.array(ids, dtype=np.uint32) for ids in found] or [np.empty(0, np.uint32)]
+            ),
+            counts,
+        )
 
 
 class CachedEncoder(Encoder):
@@ -65,22 +74,35 @@ class CachedEncoder(Encoder):
         self._cuts = Pretokenizer(tokenizer.tokenizer, tokenizer.told)
         self._model = tokenizer.tokenizer.model
         self._words = WordCache(self._merge)
-        self._special = {token.content.encode(): id for id, token in tokenizer.tokenizer.get_added_tokens_decoder().items()}
+        self._special = {
+            token.content.encode(): id
+            for id, token in tokenizer.tokenizer.get_added_tokens_decoder().items()
+        }
         longest_first = sorted(self._special, key=lambda literal: (-len(literal), literal))
-        self._literals = re.compile(b"|".join(map(re.escape, longest_first))) if longest_first else None
+        self._literals = (
+            re.compile(b"|".join(map(re.escape, longest_first))) if longest_first else None
+        )
 
     @staticmethod
     def supports(tokenizer: TokenizerFile) -> bool:
         """Whether this tokenizer's rules are the ones computed here."""
         model, added = tokenizer.tokenizer.model, tokenizer.told.get("added_tokens", [])
-        plain = not any(token[flag] for token in added for flag in ("lstrip", "rstrip", "single_word", "normalized"))
-        # Where two literals get one id, as beside a vocabulary with holes, library versions differ in which they look for.
+        plain = not any(
+            token[flag]
+            for token in added
+            for flag in ("lstrip", "rstrip", "single_word", "normalized")
+        )
+        # Where two literals get one id, as beside a vocabulary with holes, library versions differ
+        # in which they look for.
         literals = {token["content"] for token in added} - {""}
         known = {token.content for token in tokenizer.tokenizer.get_added_tokens_decoder().values()}
         return supports(tokenizer.told) and isinstance(model, BPE) and plain and literals == known
 
     def _merge(self, word: bytes) -> list[int]:
-        return [token.id for token in self._model.tokenize(word.decode("latin-1").translate(BYTE_CHARACTERS))]
+        return [
+            token.id
+            for token in self._model.tokenize(word.decode("latin-1").translate(BYTE_CHARACTERS))
+        ]
 
     def _encode(self, texts: list[str]) -> tuple[Ids, Ints]:
         found: list[Ids] = []
@@ -104,7 +126,9 @@ class CachedEncoder(Encoder):
         return np.concatenate(found or [np.empty(0, np.uint32)]), counts
 
     def _pieces(self, text: bytes) -> Iterator[tuple[bytes, int | None]]:
-        """A text as parts that are cut on their own: what is between special tokens, in chunks; or one special token's id."""
+        """A text as parts that are cut on their own: what is between special tokens, in chunks; or
+        one special token's id.
+        """
         start = 0
         for match in self._literals.finditer(text) if self._literals else ():
             yield from self._chunks(text[start : match.start()])
@@ -119,7 +143,8 @@ class CachedEncoder(Encoder):
             match = _SAFE_CUT.search(text, start + CHUNK, start + 2 * CHUNK)
             cut = match.end() if match else self._rare_cut(text, start)
             if cut is None:
-                match = _SAFE_CUT.search(text, start + 2 * CHUNK)  # after a word of more than a megabyte
+                # after a word of more than a megabyte
+                match = _SAFE_CUT.search(text, start + 2 * CHUNK)
                 if match is None:
                     break
                 cut = match.end()
@@ -129,8 +154,10 @@ class CachedEncoder(Encoder):
             yield text[start:], None
 
     def _rare_cut(self, text: bytes, start: int) -> int | None:
-        """The same for scripts and data without such spaces: a pre-token's begin after what is no white space, far enough from
-        the end of the part that is looked at. None where there is none, as in a megabyte of one word."""
+        """The same for scripts and data without such spaces: a pre-token's begin after what is no
+        white space, far enough from the end of the part that is looked at. None where there is
+        none, as in a megabyte of one word.
+        """
         end = start + 2 * CHUNK
         while text[end] & 0xC0 == 0x80:  # in the midst of a character
             end -= 1
@@ -143,7 +170,9 @@ class CachedEncoder(Encoder):
                 return int(cut)
         return None
 
-    def _ids(self, pieces: list[bytes], owners: list[int], special: dict[int, int], counts: Ints) -> Ids:
+    def _ids(
+        self, pieces: list[bytes], owners: list[int], special: dict[int, int], counts: Ints
+    ) -> Ids:
         """The ids of all pieces, end to end; adds to the counts of the texts that own them."""
         places = np.cumsum([0, *map(len, pieces)])
         data = b"".join(pieces)

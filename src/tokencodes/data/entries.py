@@ -1,6 +1,8 @@
-"""What stands in the JSON files of a dataset: `manifest.json`, each input's `source.json`, each shard's `checksums.json`.
+"""What stands in the JSON files of a dataset: `manifest.json`, each input's `source.json`, each
+shard's `checksums.json`.
 
-They are read as records, so that a file with valid JSON and wrong contents is an error that names its field.
+They are read as records, so that a file with valid JSON and wrong contents is an error that names
+its field.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,7 +16,8 @@ from tokencodes.records import Record
 FORMAT = "tokencodes-dataset"
 VERSION = 2
 
-Name = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]  # of a folder in the dataset; it leads nowhere else
+# of a folder in the dataset; it leads nowhere else
+Name = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hash64 = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -91,7 +94,9 @@ class Settings(Record):
 
 
 class SplitEntry(Record):
-    """How the documents of one input were split. Hashes are hexadecimal; they are None where no document was kept."""
+    """How the documents of one input were split. Hashes are hexadecimal; they are None where no
+    document was kept.
+    """
 
     threshold: Threshold
     lowest: Hash64 | None
@@ -99,14 +104,17 @@ class SplitEntry(Record):
 
 
 class SourceFile(Record):
-    """One input's `source.json`. `seen`: size and time of the last change of each file that was read."""
+    """One input's `source.json`. `seen`: size and time of the last change of each file that was
+    read.
+    """
 
     input: InputEntry
     settings: Settings
     seen: list[list[int]]
     counts: CountsEntry
     shards: list[ShardEntry]
-    split: SplitEntry | None = None  # absent from datasets that an older version of this program made
+    # absent from datasets that an older version of this program made
+    split: SplitEntry | None = None
 
     def entry(self, name: str) -> SourceEntry:
         """What the manifest says of this input."""
@@ -114,7 +122,9 @@ class SourceFile(Record):
 
 
 class Moved(Record):
-    """Documents that changed sides, because the side that they came to would have been empty; see `split`."""
+    """Documents that changed sides, because the side that they came to would have been empty; see
+    `split`.
+    """
 
     to: Split
     documents: Count

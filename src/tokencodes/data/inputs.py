@@ -1,6 +1,8 @@
-"""What there is to prepare: files, folders, globs and data sets of the Hugging Face hub, as a list of inputs in a fixed order.
+"""What there is to prepare: files, folders, globs and data sets of the Hugging Face hub, as a list
+of inputs in a fixed order.
 
-An input is one file, or all the `.txt` files of one folder. Each yields its own shards in a folder named after it.
+An input is one file, or all the `.txt` files of one folder. Each yields its own shards in a folder
+named after it.
 """
 
 import glob
@@ -22,7 +24,9 @@ KINDS = (*SUFFIXES, TOKENIZED)
 
 @dataclass(frozen=True)
 class Input:
-    """One unit of work. `files` are local, and of one kind; `remote` tells which file of the hub is fetched first."""
+    """One unit of work. `files` are local, and of one kind; `remote` tells which file of the hub is
+    fetched first.
+    """
 
     name: str
     files: tuple[Path, ...]
@@ -38,7 +42,10 @@ class Input:
         try:
             file = Path(hf_hub_download(repository, path, repo_type="dataset", revision=revision))
         except Exception as error:  # whatever a network, a proxy or a server can do
-            raise InputError(f"{self.title}: cannot be fetched ({_first_line(error)}); repeat the command to go on") from None
+            raise InputError(
+                f"{self.title}: cannot be fetched ({_first_line(error)}); repeat the command to"
+                " go on"
+            ) from None
         return replace(self, files=(file,))
 
     def resolved(self) -> "Input":
@@ -50,7 +57,11 @@ class Input:
         """How messages call it."""
         if self.remote is not None:
             return f"{HUB}{self.remote[0]}/{self.remote[2]}"
-        return str(self.files[0]) if len(self.files) == 1 else f"{self.files[0].parent} ({len(self.files)} texts)"
+        return (
+            str(self.files[0])
+            if len(self.files) == 1
+            else f"{self.files[0].parent} ({len(self.files)} texts)"
+        )
 
     @property
     def origin(self) -> str | None:
@@ -73,17 +84,26 @@ class Input:
         if len(told) == 1:
             return told[0]
         digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-        return {"file": f"{len(told)} texts", "bytes": sum(one["bytes"] for one in told), "sha256": digest}
+        return {
+            "file": f"{len(told)} texts",
+            "bytes": sum(one["bytes"] for one in told),
+            "sha256": digest,
+        }
 
     def seen(self) -> list[list[int]]:
-        """Size and time of the last change of each file: if they are as they were, the bytes need not be hashed again."""
+        """Size and time of the last change of each file: if they are as they were, the bytes need
+        not be hashed again.
+        """
         read = [part for file in self.files for part in _read_of(file)]
         return [[stat.st_size, stat.st_mtime_ns] for stat in (file.stat() for file in read)]
 
 
 def _read_of(file: Path) -> list[Path]:
     """All that is read for one file: itself, and the index beside it where it is ids."""
-    return [file, *(index for index in [index_of(file)] if file.name.endswith(TOKENIZED) and index.is_file())]
+    return [
+        file,
+        *(index for index in [index_of(file)] if file.name.endswith(TOKENIZED) and index.is_file()),
+    ]
 
 
 def _file_facts(file: Path) -> dict[str, Any]:
@@ -96,10 +116,11 @@ def _file_facts(file: Path) -> dict[str, Any]:
 
 
 def find_inputs(named: list[str], outside: Path | None = None) -> list[Input]:
-    """The inputs of paths, folders (searched through), globs and `hf:OWNER/NAME[@REVISION][/FOLDER]`.
+    """The inputs of paths, folders (searched through), globs and
+    `hf:OWNER/NAME[@REVISION][/FOLDER]`.
 
-    `outside`: a folder whose own files are none, though it may lie in one of these. InputError for what is missing, of no known
-    kind, or named twice.
+    `outside`: a folder whose own files are none, though it may lie in one of these. InputError for
+    what is missing, of no known kind, or named twice.
     """
     files: list[Path] = []
     remote: list[tuple[str, str, str]] = []
@@ -108,7 +129,11 @@ def find_inputs(named: list[str], outside: Path | None = None) -> list[Input]:
             remote += _hub_files(name)
         else:
             ours = outside.resolve() if outside else None
-            files += [file for file in _local_files(name) if ours is None or ours not in file.resolve().parents]
+            files += [
+                file
+                for file in _local_files(name)
+                if ours is None or ours not in file.resolve().parents
+            ]
     seen: set[Path] = set()
     for path in files:
         if path.resolve() in seen:
@@ -116,12 +141,18 @@ def find_inputs(named: list[str], outside: Path | None = None) -> list[Input]:
         seen.add(path.resolve())
     groups: dict[Path, list[Path]] = {}  # a folder's texts; any other file stands for itself
     for path in files:
-        groups.setdefault(path.parent / "*.txt" if path.name.endswith(".txt") else path, []).append(path)
+        groups.setdefault(path.parent / "*.txt" if path.name.endswith(".txt") else path, []).append(
+            path
+        )
     units = [tuple(group) for group in groups.values()]
-    paths = [unit[0] if len(unit) == 1 else unit[0].parent for unit in units] + [Path(path) for _, _, path in remote]
+    paths = [unit[0] if len(unit) == 1 else unit[0].parent for unit in units] + [
+        Path(path) for _, _, path in remote
+    ]
     names = _names(paths)
     local = [Input(name, unit) for name, unit in zip(names, units, strict=False)]
-    return local + [Input(name, (), one) for name, one in zip(names[len(local) :], remote, strict=True)]
+    return local + [
+        Input(name, (), one) for name, one in zip(names[len(local) :], remote, strict=True)
+    ]
 
 
 def _local_files(name: str) -> list[Path]:
@@ -129,7 +160,9 @@ def _local_files(name: str) -> list[Path]:
     if not name:
         raise InputError("an input with an empty name; name a file, a folder or a glob")
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(KINDS))
+        found = sorted(
+            file for file in path.rglob("*") if file.is_file() and file.name.endswith(KINDS)
+        )
         if not found:
             raise InputError(f"{path}: no file that ends in {', '.join(KINDS)}")
         return found
@@ -151,15 +184,24 @@ def _hub_files(name: str) -> list[tuple[str, str, str]]:
 
     match = re.fullmatch(r"hf:([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", name)
     if not match:
-        raise InputError(f"{name!r}: write it as hf:OWNER/NAME, hf:OWNER/NAME/FOLDER or hf:OWNER/NAME@REVISION/FOLDER")
+        raise InputError(
+            f"{name!r}: write it as hf:OWNER/NAME, hf:OWNER/NAME/FOLDER or"
+            " hf:OWNER/NAME@REVISION/FOLDER"
+        )
     repository, revision, folder = match.groups()
     try:
         told = HfApi().dataset_info(repository, revision=revision)
     except Exception as error:  # whatever a network, a proxy or a server can do
-        raise InputError(f"{name}: the hub does not give it ({_first_line(error)}); check name and network") from None
+        raise InputError(
+            f"{name}: the hub does not give it ({_first_line(error)}); check name and network"
+        ) from None
     paths = sorted(entry.rfilename for entry in told.siblings or [])
     prefix = f"{folder.rstrip('/')}/" if folder else ""
-    chosen = [path for path in paths if (path.startswith(prefix) or path == folder) and path.endswith(SUFFIXES)]
+    chosen = [
+        path
+        for path in paths
+        if (path.startswith(prefix) or path == folder) and path.endswith(SUFFIXES)
+    ]
     if not chosen:
         raise InputError(f"{name}: no file there that ends in {', '.join(SUFFIXES)}")
     return [(repository, str(told.sha), path) for path in chosen]
@@ -170,9 +212,19 @@ def _first_line(error: Exception) -> str:
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """A folder name for each input: what its file is called, with its kind or the folders above it where that is not enough."""
-    kinds = [next((kind for kind in sorted(KINDS, key=len, reverse=True) if path.name.endswith(kind)), "") for path in paths]
-    short = [_clean(path.name.removesuffix(kind)) or "input" for path, kind in zip(paths, kinds, strict=True)]
+    """A folder name for each input: what its file is called, with its kind or the folders above it
+    where that is not enough.
+    """
+    kinds = [
+        next(
+            (kind for kind in sorted(KINDS, key=len, reverse=True) if path.name.endswith(kind)), ""
+        )
+        for path in paths
+    ]
+    short = [
+        _clean(path.name.removesuffix(kind)) or "input"
+        for path, kind in zip(paths, kinds, strict=True)
+    ]
     beside = Counter((path.parent, name) for path, name in zip(paths, short, strict=True))
     for place, (path, kind) in enumerate(zip(paths, kinds, strict=True)):
         if beside[path.parent, short[place]] > 1:
@@ -182,12 +234,17 @@ def _names(paths: list[Path]) -> list[str]:
         twice = {name for name, count in Counter(names).items() if count > 1}
         if not twice:
             break
-        longer = ["-".join([*map(_clean, path.parts[:-1][-depth:]), own]) for path, own in zip(paths, short, strict=True)]
+        longer = [
+            "-".join([*map(_clean, path.parts[:-1][-depth:]), own])
+            for path, own in zip(paths, short, strict=True)
+        ]
         names = [long if name in twice else name for name, long in zip(names, longer, strict=True)]
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:
         same = [str(path) for path, other in zip(paths, names, strict=True) if other == name]
-        raise InputError(f"{same[0]} and {same[1]}: both would be called {name!r}; rename one of them")
+        raise InputError(
+            f"{same[0]} and {same[1]}: both would be called {name!r}; rename one of them"
+        )
     return names
 
 

@@ -1,9 +1,10 @@
 """What is in a dataset, and how the paper's sampling would use it.
 
-Exposure: how often a token is a target, expected over the sampler's windows. In a document of n tokens a window has
-m = n - T starts, and the token at position p = 1 ... n-1 is a target of min(p, T, m, n - p) of them: it rises over the first
-T tokens, stays, and falls over the last T. A document too short for a window is never seen, and each shard is visited as
-often as any other. `relative` is in units of what every target would have if all were alike.
+Exposure: how often a token is a target, expected over the sampler's windows. In a document of n
+tokens a window has m = n - T starts, and the token at position p = 1 ... n-1 is a target of min(p,
+T, m, n - p) of them: it rises over the first T tokens, stays, and falls over the last T. A document
+too short for a window is never seen, and each shard is visited as often as any other. `relative` is
+in units of what every target would have if all were alike.
 """
 
 from collections import Counter
@@ -19,7 +20,8 @@ from tokencodes.data.entries import as_json
 from tokencodes.data.shards import Shard
 
 Ints = NDArray[np.int64]
-EDGES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the bins of relative exposure; the last bin is open
+# of the bins of relative exposure; the last bin is open
+EDGES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 SOURCES = 20  # that are listed by name
 
 
@@ -36,7 +38,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Bin:
-    """A bin of a histogram: of document lengths (tokens), or of relative exposure. `low` is excluded, `high` included."""
+    """A bin of a histogram: of document lengths (tokens), or of relative exposure. `low` is
+    excluded, `high` included.
+    """
 
     low: float
     high: float | None
@@ -69,7 +73,8 @@ class Inspection:
     noted: dict[str, int]
     text_bytes: int
     lost_bytes: int | None  # of the text that no id stands for; None where it cannot be known
-    moved: dict[str, Any] | None  # documents that changed sides, because a side would have been empty
+    # documents that changed sides, because a side would have been empty
+    moved: dict[str, Any] | None
     sources: dict[str, int]
     lengths: tuple[Bin, ...]
     exposure: Exposure | None
@@ -81,7 +86,9 @@ class Inspection:
 
 
 def inspect(dataset: Dataset, context: int, full: bool) -> Inspection:
-    """Reads the tables of every shard, and with `full` every byte. InputError names what is damaged."""
+    """Reads the tables of every shard, and with `full` every byte. InputError names what is
+    damaged.
+    """
     if full:
         _ = dataset.tokenizer
         for shard in dataset.own_shards:
@@ -102,7 +109,11 @@ def inspect(dataset: Dataset, context: int, full: bool) -> Inspection:
         sources=_sources(dataset.own_shards),
         lengths=_lengths(dataset.own_shards),
         exposure=_exposure(dataset.shards("train"), context),
-        checked="every byte" if full else "manifest, offsets and document tables; tokens are checked as they are read",
+        checked=(
+            "every byte"
+            if full
+            else "manifest, offsets and document tables; tokens are checked as they are read"
+        ),
     )
 
 
@@ -122,7 +133,9 @@ def _sources(shards: list[Shard]) -> dict[str, int]:
     totals = Counter[str]()
     for shard in shards:
         encoded = pc.dictionary_encode(shard.names()["source"].combine_chunks())
-        sums = np.bincount(encoded.indices.to_numpy(), weights=shard.lengths, minlength=len(encoded.dictionary))
+        sums = np.bincount(
+            encoded.indices.to_numpy(), weights=shard.lengths, minlength=len(encoded.dictionary)
+        )
         for name, tokens in zip(encoded.dictionary.to_pylist(), sums.tolist(), strict=True):
             totals[name] += int(tokens)
     listed = dict(totals.most_common(SOURCES))
@@ -141,13 +154,21 @@ def _lengths(shards: list[Shard]) -> tuple[Bin, ...]:
         tokens += np.bincount(power, weights=shard.lengths, minlength=powers + 1).astype(np.int64)
     total = max(1, int(tokens.sum()))
     return tuple(
-        Bin(2 ** (power - 1) if power else 0, 2**power, int(documents[power]), int(tokens[power]), int(tokens[power]) / total)
+        Bin(
+            2 ** (power - 1) if power else 0,
+            2**power,
+            int(documents[power]),
+            int(tokens[power]),
+            int(tokens[power]) / total,
+        )
         for power in range(powers + 1)
     )
 
 
 def _exposure(shards: list[Shard], context: int) -> Exposure | None:
-    """None if no document is long enough. Per window there are T targets; `alike` is each target's share of them."""
+    """None if no document is long enough. Per window there are T targets; `alike` is each target's
+    share of them.
+    """
     targets = sum(shard.tokens - shard.documents for shard in shards)
     visited = [shard for shard in shards if shard.longest > context]
     if not visited:
@@ -159,14 +180,16 @@ def _exposure(shards: list[Shard], context: int) -> Exposure | None:
         length = shard.lengths[shard.lengths > context]
         starts = length - context
         top = np.minimum(context, starts)
-        each = 1.0 / (starts * len(length) * len(visited) * alike)  # of a target that one start of its document covers
+        # of a target that one start of its document covers
+        each = 1.0 / (starts * len(length) * len(visited) * alike)
         eligible += int((length - 1).sum())
         plateau = length - 1 - 2 * (top - 1)
         interior += [plateau.sum(), (plateau * top * each).sum()]
         edges += [2 * (top - 1).sum(), ((top - 1) * top * each).sum()]
         below, sums = np.zeros(len(length)), np.zeros(len(length))
         for place, edge in enumerate((*EDGES, np.inf)):
-            most = np.minimum(np.floor(np.minimum(edge / each, 2.0**62)), top).astype(np.int64)  # starts that give at most this
+            # starts that give at most this
+            most = np.minimum(np.floor(np.minimum(edge / each, 2.0**62)), top).astype(np.int64)
             whole = most >= top
             now = np.where(whole, length - 1, 2 * most)
             sum_now = np.where(whole, plateau * top + (top - 1) * top, most * (most + 1)) * each
@@ -175,7 +198,13 @@ def _exposure(shards: list[Shard], context: int) -> Exposure | None:
             below, sums = now, sum_now
     bounds = [0.0, *EDGES, None]
     bins = [
-        Bin(bounds[place] or 0.0, bounds[place + 1], None, int(counted[place]), float(seen[place] / max(seen.sum(), 1e-300)))
+        Bin(
+            bounds[place] or 0.0,
+            bounds[place + 1],
+            None,
+            int(counted[place]),
+            float(seen[place] / max(seen.sum(), 1e-300)),
+        )
         for place in range(len(EDGES) + 1)
     ]
     mean = [float(total / count) if count else 0.0 for count, total in (interior, edges)]

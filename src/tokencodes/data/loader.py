@@ -1,7 +1,8 @@
 """The ids of each step, read ahead by a thread while the model works on the ones before.
 
-Step u takes the windows [u·G, (u+1)·G) of the sampler, and rank r of R the r-th of R equal parts of that range. How a rank
-cuts its part into micro batches is its own affair. So every number of ranks and every accumulation sees the same global batches.
+Step u takes the windows [u·G, (u+1)·G) of the sampler, and rank r of R the r-th of R equal parts of
+that range. How a rank cuts its part into micro batches is its own affair. So every number of ranks
+and every accumulation sees the same global batches.
 """
 
 from collections.abc import Callable
@@ -19,18 +20,24 @@ from tokencodes.errors import InputError
 Batch = TypeVar("Batch")
 
 
-def rank_indices(step: int, global_batch_size: int, rank: int = 0, ranks: int = 1) -> NDArray[np.int64]:
+def rank_indices(
+    step: int, global_batch_size: int, rank: int = 0, ranks: int = 1
+) -> NDArray[np.int64]:
     """The window indices that one rank takes of step 0, 1, ...; int64[G / R]."""
     if global_batch_size % ranks:
-        raise InputError(f"{global_batch_size} windows a step do not divide among {ranks} ranks; make it a multiple")
+        raise InputError(
+            f"{global_batch_size} windows a step do not divide among {ranks} ranks; make it a"
+            " multiple"
+        )
     part = global_batch_size // ranks
     first = step * global_batch_size + rank * part
     return np.arange(first, first + part, dtype=np.int64)
 
 
 class Loader(Generic[Batch]):
-    """Reads `ahead` steps in advance. `prepare` makes of the ids int64[G / R, T + 1] what the trainer wants, also in the
-    thread: a tensor, in pinned memory where there is a GPU."""
+    """Reads `ahead` steps in advance. `prepare` makes of the ids int64[G / R, T + 1] what the
+    trainer wants, also in the thread: a tensor, in pinned memory where there is a GPU.
+    """
 
     def __init__(
         self,
@@ -53,7 +60,9 @@ class Loader(Generic[Batch]):
         return self._prepare(read_windows(self._shards, self._sampler, indices))
 
     def __getitem__(self, step: int) -> Batch:
-        """The batch of one step; the next ones are read meanwhile. Raises what reading raised, at the step it concerns."""
+        """The batch of one step; the next ones are read meanwhile. Raises what reading raised, at
+        the step it concerns.
+        """
         for coming in range(step, step + 1 + self._ahead):
             if coming not in self._coming:
                 self._coming[coming] = self._thread.submit(self._read, coming)

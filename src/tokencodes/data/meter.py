@@ -30,7 +30,9 @@ class Meter:
                 self._say(self.line())
 
     def input_done(self, found_bytes: int = 0) -> None:
-        """An input is converted; `found_bytes` of its file were not read now, because an earlier run had done so."""
+        """An input is converted; `found_bytes` of its file were not read now, because an earlier
+        run had done so.
+        """
         with self._lock:
             self._done_inputs += 1
             self._found += found_bytes
@@ -38,13 +40,20 @@ class Meter:
     def line(self) -> str:
         """Inputs, share, MB and tokens a second since the beginning of this run, time left."""
         seconds = max(1e-9, time.monotonic() - self._began)
-        left = (self._total - self._found - self._read) * seconds / self._read if self._read else 0.0
+        left = (
+            (self._total - self._found - self._read) * seconds / self._read if self._read else 0.0
+        )
         # Of what is fetched from the hub no size is known beforehand.
-        share = (self._read + self._found) / self._total if self._total else self._done_inputs / max(1, self._inputs)
+        share = (
+            (self._read + self._found) / self._total
+            if self._total
+            else self._done_inputs / max(1, self._inputs)
+        )
         return (
-            f"prepared {self._done_inputs:,} of {self._inputs:,} inputs, {share:.0%}: {self._tokens:,} tokens, "
-            f"{significant(self._text / seconds / 1e6)} MB/s of text, {significant(self._tokens / seconds / 1e6)} M tokens/s, "
-            f"{_clock(max(0.0, left))} left"
+            f"prepared {self._done_inputs:,} of {self._inputs:,} inputs, {share:.0%}:"
+            f" {self._tokens:,} tokens, {significant(self._text / seconds / 1e6)} MB/s of text,"
+            f" {significant(self._tokens / seconds / 1e6)} M tokens/s, {_clock(max(0.0, left))}"
+            " left"
         )
 
 

@@ -1,9 +1,11 @@
-"""Several datasets as one text to learn from, each with a weight, and the samplers over one or many.
+"""Several datasets as one text to learn from, each with a weight, and the samplers over one or
+many.
 
-Of every 1,024 windows in a row, each dataset gives its share (largest remainder), in an order drawn for that block: window i is
-place r = i mod 1,024 of block b = i div 1,024, whose order is permutation(seed, "mixture", 1024, (b, 0, 0)) over the
-datasets' quotas in a row. So the shares are exact, and each dataset's own windows are counted without a gap, as if it were
-alone (with its number, `part`, in the counters, so that no two datasets draw alike).
+Of every 1,024 windows in a row, each dataset gives its share (largest remainder), in an order drawn
+for that block: window i is place r = i mod 1,024 of block b = i div 1,024, whose order is
+permutation(seed, "mixture", 1024, (b, 0, 0)) over the datasets' quotas in a row. So the shares are
+exact, and each dataset's own windows are counted without a gap, as if it were alone (with its
+number, `part`, in the counters, so that no two datasets draw alike).
 """
 
 import hashlib
@@ -18,7 +20,13 @@ from numpy.typing import NDArray
 
 from tokencodes import philox
 from tokencodes.data.dataset import Corpus, Dataset
-from tokencodes.data.sampler import PackedSampler, PaperSampler, Sampler, TokenUniformSampler, Windows
+from tokencodes.data.sampler import (
+    PackedSampler,
+    PaperSampler,
+    Sampler,
+    TokenUniformSampler,
+    Windows,
+)
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 
@@ -32,13 +40,18 @@ class Mixture(Corpus):
 
     def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float]) -> None:
         if len(datasets) != len(weights) or not datasets:
-            raise InputError(f"{len(weights)} weights for {len(datasets)} datasets; give each dataset one")
+            raise InputError(
+                f"{len(weights)} weights for {len(datasets)} datasets; give each dataset one"
+            )
         self._datasets = list(datasets)
         self._quotas = quotas(weights)
         for dataset, quota in zip(datasets, self._quotas, strict=True):
             dataset.require(datasets[0].vocab_size, datasets[0].tokenizer_sha256)
             if quota == 0:
-                raise InputError(f"{dataset.path}: its weight is less than one window in {BLOCK:,}; raise it, or leave it out")
+                raise InputError(
+                    f"{dataset.path}: its weight is less than one window in {BLOCK:,}; raise it, or"
+                    " leave it out"
+                )
 
     @property
     def path(self) -> Path:
@@ -48,7 +61,10 @@ class Mixture(Corpus):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the datasets' fingerprints and quotas."""
-        told = [[dataset.fingerprint, quota] for dataset, quota in zip(self._datasets, self._quotas, strict=True)]
+        told = [
+            [dataset.fingerprint, quota]
+            for dataset, quota in zip(self._datasets, self._quotas, strict=True)
+        ]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     @property
@@ -78,7 +94,9 @@ class Mixture(Corpus):
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """How many of 1,024 windows each weight gives: rounded down, what is left to the largest remainders, the first first."""
+    """How many of 1,024 windows each weight gives: rounded down, what is left to the largest
+    remainders, the first first.
+    """
     if any(not np.isfinite(weight) or weight <= 0 for weight in weights):
         raise InputError(f"weights {list(weights)}: each must be a positive number")
     exact = np.array(weights, dtype=np.float64) / sum(weights) * BLOCK
@@ -90,7 +108,9 @@ def quotas(weights: Sequence[float]) -> list[int]:
 class MixtureSampler(Sampler):
     """Windows of several samplers in fixed shares; `shard` counts the shards of all in a row."""
 
-    def __init__(self, samplers: Sequence[Sampler], shards: Sequence[int], quotas: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, samplers: Sequence[Sampler], shards: Sequence[int], quotas: Sequence[int], seed: int
+    ) -> None:
         super().__init__(samplers[0].context)
         self._samplers, self._seed = samplers, seed
         self._first_shard = np.cumsum([0, *shards])
@@ -105,7 +125,9 @@ class MixtureSampler(Sampler):
         return float(np.average(each, weights=self._quotas))
 
     def _draw_block(self, block: int) -> tuple[Ints, Ints]:
-        """The dataset of each place of a block, and how many of its windows the block has before that place."""
+        """The dataset of each place of a block, and how many of its windows the block has before
+        that place.
+        """
         owner = self._owner[philox.permutation(self._seed, "mixture", BLOCK, (block, 0, 0))]
         before = np.empty(BLOCK, dtype=np.int64)
         for part in range(len(self._quotas)):
@@ -126,13 +148,27 @@ class MixtureSampler(Sampler):
             here = owner == part
             windows = sampler.draw(own[here])
             for array, values in zip(
-                found, (windows.shard + self._first_shard[part], windows.document, windows.start, windows.length), strict=True
+                found,
+                (
+                    windows.shard + self._first_shard[part],
+                    windows.document,
+                    windows.start,
+                    windows.length,
+                ),
+                strict=True,
             ):
                 array[here] = values
         return Windows(*found)
 
 
-def build_sampler(corpus: Corpus, sampling: Sampling, context: int, seed: int, streams: int, windows_per_visit: int) -> Sampler:
+def build_sampler(
+    corpus: Corpus,
+    sampling: Sampling,
+    context: int,
+    seed: int,
+    streams: int,
+    windows_per_visit: int,
+) -> Sampler:
     """The sampler of a corpus's training side."""
     samplers: list[Sampler] = []
     for part, dataset in enumerate(corpus.datasets):

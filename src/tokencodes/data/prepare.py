@@ -1,7 +1,9 @@
-"""Text -> shards. Each input yields its own shards, on its own: idempotent, restartable, and in parallel.
+"""Text -> shards. Each input yields its own shards, on its own: idempotent, restartable, and in
+parallel.
 
-A source's folder appears by one rename, the manifest is written last, and the same command again goes on where it was
-stopped. Workers, engine and batch size decide only how fast it goes: the bytes come out the same.
+A source's folder appears by one rename, the manifest is written last, and the same command again
+goes on where it was stopped. Workers, engine and batch size decide only how fast it goes: the bytes
+come out the same.
 """
 
 from collections.abc import Callable
@@ -31,7 +33,8 @@ class Means:
 
     workers: int = 1
     tokenizer_engine: Engine = "cached"
-    batch_bytes: int = 4 << 20  # of text, held at a time by each worker; the longest document is the floor
+    # of text, held at a time by each worker; the longest document is the floor
+    batch_bytes: int = 4 << 20
     engine: Literal["local", "slurm", "ray"] = "local"
     cluster: tuple[str, ...] = ()  # KEY=VALUE for slurm or ray
 
@@ -44,9 +47,11 @@ def prepare(
     means: Means = Means(),
     say: Say = lambda line: None,
 ) -> Dataset:
-    """Prepares files, folders, globs and hub data sets into the dataset `out`, or opens it if exactly this was done before.
+    """Prepares files, folders, globs and hub data sets into the dataset `out`, or opens it if
+    exactly this was done before.
 
-    InputError: unreadable input (file and line), an empty side of the split, or an `out` made from something else.
+    InputError: unreadable input (file and line), an empty side of the split, or an `out` made from
+    something else.
     """
     dataset = start(inputs, TokenizerFile(tokenizer_path), out, options, means, say)
     if dataset is None:
@@ -55,12 +60,19 @@ def prepare(
 
 
 def start(
-    inputs: list[str], tokenizer: TokenizerFile, out: Path, options: PrepareOptions, means: Means, say: Say
+    inputs: list[str],
+    tokenizer: TokenizerFile,
+    out: Path,
+    options: PrepareOptions,
+    means: Means,
+    say: Say,
 ) -> Dataset | None:
     """As `prepare`; None where the work was handed to a cluster that goes on without us."""
     found = find_inputs(inputs, out)
     if means.cluster and means.engine == "local":
-        raise InputError(f"--cluster {means.cluster[0]!r}: only engine slurm or ray takes it; give --engine")
+        raise InputError(
+            f"--cluster {means.cluster[0]!r}: only engine slurm or ray takes it; give --engine"
+        )
     require_ours(out)
     with only_one(out):
         clean(out)
@@ -74,7 +86,13 @@ def start(
         if todo and means.engine == "slurm":
             from tokencodes.data.cluster import submit_to_slurm
 
-            submit_to_slurm(jobs, out.resolve() / "tokenizer.json", means.tokenizer_engine, means.workers, means.cluster)
+            submit_to_slurm(
+                jobs,
+                out.resolve() / "tokenizer.json",
+                means.tokenizer_engine,
+                means.workers,
+                means.cluster,
+            )
             return None
         _convert(todo, tokenizer, means, meter)
         if todo:
@@ -87,10 +105,18 @@ def _convert(jobs: list[Job], tokenizer: TokenizerFile, means: Means, meter: Met
     if jobs and means.engine == "ray":
         from tokencodes.data.cluster import run_on_ray
 
-        run_on_ray(jobs, jobs[0].out / "tokenizer.json", means.tokenizer_engine, means.workers, means.cluster)
+        run_on_ray(
+            jobs,
+            jobs[0].out / "tokenizer.json",
+            means.tokenizer_engine,
+            means.workers,
+            means.cluster,
+        )
         return
     try:
-        run_jobs(jobs, tokenizer, means.tokenizer_engine, means.workers, meter.add, meter.input_done)
+        run_jobs(
+            jobs, tokenizer, means.tokenizer_engine, means.workers, meter.add, meter.input_done
+        )
     except BaseException:
         clean(jobs[0].out)
         raise
@@ -99,16 +125,24 @@ def _convert(jobs: list[Job], tokenizer: TokenizerFile, means: Means, meter: Met
 def require_ours(out: Path) -> None:
     """InputError if a folder has something in it that no preparation began.
 
-    A dataset's folder has its lock and its tokenizer from the beginning. A run's or a study's has a lock too, and no such file.
+    A dataset's folder has its lock and its tokenizer from the beginning. A run's or a study's has a
+    lock too, and no such file.
     """
     there = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
     begun = {name for name in there if name == LOCK or name.startswith((PARTIAL, "tokenizer-"))}
     if there - begun and not {LOCK, "tokenizer.json"} <= there:
-        raise InputError(f"{out}: neither empty nor a dataset's folder, and nothing in it is touched; choose another --out")
+        raise InputError(
+            f"{out}: neither empty nor a dataset's folder, and nothing in it is touched; choose"
+            " another --out"
+        )
 
 
-def make_jobs(inputs: list[Input], tokenizer: TokenizerFile, out: Path, options: PrepareOptions, means: Means) -> list[Job]:
-    """One job an input; the tokenizer is put into the dataset first, so that every worker reads the same file."""
+def make_jobs(
+    inputs: list[Input], tokenizer: TokenizerFile, out: Path, options: PrepareOptions, means: Means
+) -> list[Job]:
+    """One job an input; the tokenizer is put into the dataset first, so that every worker reads the
+    same file.
+    """
     if tokenizer.path.resolve() != (out / "tokenizer.json").resolve():
         write_bytes(out / "tokenizer.json", tokenizer.path.read_bytes())
     if means.engine != "local":  # other machines have other working directories
@@ -116,16 +150,28 @@ def make_jobs(inputs: list[Input], tokenizer: TokenizerFile, out: Path, options:
     return [Job(one, out, options, means.batch_bytes) for one in inputs]
 
 
-def _same_or_error(out: Path, inputs: list[Input], options: PrepareOptions, tokenizer: TokenizerFile) -> Dataset:
+def _same_or_error(
+    out: Path, inputs: list[Input], options: PrepareOptions, tokenizer: TokenizerFile
+) -> Dataset:
     dataset = Dataset(out)
     _ = dataset.tokenizer
     there = as_json(dataset.manifest)
     for key, value in as_json(settings_of(options, tokenizer)).items():
         if there[key] != value:
-            raise InputError(f"{out}: a dataset with {key} {there[key]!r} is here, asked for {value!r}; choose another --out")
+            raise InputError(
+                f"{out}: a dataset with {key} {there[key]!r} is here, asked for {value!r}; choose"
+                " another --out"
+            )
     here = {source.name for source in dataset.manifest.sources}
     changed = sorted(here ^ {one.name for one in inputs})
-    changed += [one.name for one in inputs if not changed and finished(Job(one, out, options), tokenizer) is None]
+    changed += [
+        one.name
+        for one in inputs
+        if not changed and finished(Job(one, out, options), tokenizer) is None
+    ]
     if changed:
-        raise InputError(f"{out}: a dataset of other inputs is here (they differ in {changed[0]}); choose another --out")
+        raise InputError(
+            f"{out}: a dataset of other inputs is here (they differ in {changed[0]}); choose"
+            " another --out"
+        )
     return dataset

@@ -1,13 +1,15 @@
 r"""Where GPT-2's pre-tokenizer cuts a text, for a megabyte of UTF-8 at a time.
 
-A byte-level BPE first cuts a text into pre-tokens and then merges inside each, so a pre-token's ids never depend on its
-neighbours: that is what makes a cache of them exact. The cuts are one regular expression (A. Radford et al., 2019):
+A byte-level BPE first cuts a text into pre-tokens and then merges inside each, so a pre-token's ids
+never depend on its neighbours: that is what makes a cache of them exact. The cuts are one regular
+expression (A. Radford et al., 2019):
 
     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
-Which character is a letter, a number or white space is asked of the installed library, for every code point, because Unicode
-versions differ between libraries. From there on each cut follows from the classes of two neighbours, but for two things:
-white space before a word gives its last character away, and a contraction has a length. So it takes a few array operations.
+Which character is a letter, a number or white space is asked of the installed library, for every
+code point, because Unicode versions differ between libraries. From there on each cut follows from
+the classes of two neighbours, but for two things: white space before a word gives its last
+character away, and a contraction has a length. So it takes a few array operations.
 """
 
 from typing import Any
@@ -19,29 +21,37 @@ from tokenizers import Tokenizer
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
-OTHER, LETTER, NUMBER, SPACE, BLANK = range(5)  # SPACE is U+0020, which joins what follows it; BLANK other white space
+# SPACE is U+0020, which joins what follows it; BLANK other white space
+OTHER, LETTER, NUMBER, SPACE, BLANK = range(5)
 CODE_POINTS = 0x110000
 ASCII = 0x80
-_START, _AFTER_BLANK = (
-    1,
-    2,
-)  # what a pair of neighbours says of the second: it begins a pre-token; it is a word after white space
+# What a pair of neighbours says of the second: it begins a pre-token; it is a word after blanks.
+_START, _AFTER_BLANK = 1, 2
 _APOSTROPHE = ord("'")
 _ENDINGS = [b"s", b"t", b"m", b"d", b"re", b"ve", b"ll"]
 
 
 def supports(told: dict[str, Any]) -> bool:
-    """Whether a tokenizer file's rules cut texts by the expression above, with or without digits split one by one first."""
-    return told.get("normalizer") is None and _steps(told.get("pre_tokenizer")) in (["ByteLevel"], ["Digits", "ByteLevel"])
+    """Whether a tokenizer file's rules cut texts by the expression above, with or without digits
+    split one by one first.
+    """
+    return told.get("normalizer") is None and _steps(told.get("pre_tokenizer")) in (
+        ["ByteLevel"],
+        ["Digits", "ByteLevel"],
+    )
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> list[str]:
-    """The kinds of a pre-tokenizer's steps; a step with options that we do not compute has the kind `unknown`."""
+    """The kinds of a pre-tokenizer's steps; a step with options that we do not compute has the kind
+    `unknown`.
+    """
     if pre_tokenizer is None:
         return []
     if pre_tokenizer["type"] == "Sequence":
         return [kind for step in pre_tokenizer["pretokenizers"] for kind in _steps(step)]
-    if pre_tokenizer["type"] == "ByteLevel":  # `use_regex` is absent from older files, GPT-2's among them
+    if (
+        pre_tokenizer["type"] == "ByteLevel"
+    ):  # `use_regex` is absent from older files, GPT-2's among them
         known = not pre_tokenizer["add_prefix_space"] and pre_tokenizer.get("use_regex", True)
     else:
         known = pre_tokenizer["type"] == "Digits" and pre_tokenizer["individual_digits"]
@@ -61,8 +71,9 @@ class Pretokenizer:
     def _classes(self) -> Bytes:
         """The class of each code point, uint8[0x110000], as the library has it.
 
-        Above ASCII nothing joins what follows, so one long text of all characters is cut into runs of one class each. Planes
-        without a single assigned character are asked by every 64th, and whole if one of those is a letter, number or blank.
+        Above ASCII nothing joins what follows, so one long text of all characters is cut into runs
+        of one class each. Planes without a single assigned character are asked by every 64th, and
+        whole if one of those is a letter, number or blank.
         """
         found = np.full(CODE_POINTS, OTHER, dtype=np.uint8)
         blocks = [np.r_[ASCII:0xD800, 0xE000:0x40000], np.r_[0xE0000:0xF0000]]
@@ -80,7 +91,8 @@ class Pretokenizer:
         return [span for _, span in self._library.pre_tokenize_str(text)]
 
     def _class_of(self, character: str) -> int:
-        """A letter goes on after `a`, any other sign after `!`, and white space after a line break."""
+        """A letter goes on after `a`, any other sign after `!`,
+        and white space after a line break."""
         for before, kind in (("a", LETTER), ("!", OTHER), ("\n", BLANK)):
             if len(self._cut(before + character)) == 1:
                 return kind
@@ -93,13 +105,16 @@ class Pretokenizer:
     def starts(self, data: bytes, pieces: Ints) -> Ints:
         """Where in the UTF-8 `data` a pre-token begins, ascending: int64.
 
-        `pieces`: where a text of its own begins, ascending, all below len(data) and the first 0; nothing joins across.
+        `pieces`: where a text of its own begins, ascending, all below len(data) and the first 0;
+        nothing joins across.
         """
         text = np.frombuffer(data, dtype=np.uint8)
         kinds = np.frombuffer(bytearray(data.translate(self._class_of_byte)), dtype=np.uint8)
         inner = None if data.isascii() else self._high(text, kinds)
         told = np.empty(len(text), dtype=np.uint8)
-        told[1:] = np.frombuffer(((kinds[:-1] << 3) | kinds[1:]).tobytes().translate(self._pairs), dtype=np.uint8)
+        told[1:] = np.frombuffer(
+            ((kinds[:-1] << 3) | kinds[1:]).tobytes().translate(self._pairs), dtype=np.uint8
+        )
         told[pieces] = _START
         begins = (told & _START).astype(np.bool_)
         after_blank = (told & _AFTER_BLANK).astype(np.bool_)
@@ -111,7 +126,9 @@ class Pretokenizer:
         return np.flatnonzero(begins)
 
     def _high(self, text: Bytes, kinds: Bytes) -> NDArray[np.bool_]:
-        """Puts the classes of characters above ASCII on all their bytes; returns which bytes are not a character's first."""
+        """Puts the classes of characters above ASCII on all their bytes; returns which bytes are
+        not a character's first.
+        """
         lead = np.flatnonzero(text >= 0xC0)
         first = text[lead].astype(np.int64)
         size = 2 + (first >= 0xE0) + (first >= 0xF0)
@@ -128,7 +145,9 @@ class Pretokenizer:
 
     @staticmethod
     def _contractions(data: bytes, text: Bytes, begins: NDArray[np.bool_], pieces: Ints) -> None:
-        """`'s` and its like, where a pre-token begins with the apostrophe and the letters are of the same piece."""
+        """`'s` and its like, where a pre-token begins with the apostrophe and the letters are of
+        the same piece.
+        """
         if _APOSTROPHE not in data:
             return
         at = np.flatnonzero(begins & (text == _APOSTROPHE))
@@ -147,8 +166,12 @@ class Pretokenizer:
             begins[after[after < len(text)]] = True
 
 
-def _last_blanks(begins: NDArray[np.bool_], after_blank: NDArray[np.bool_], inner: NDArray[np.bool_]) -> None:
-    """The last white space before a word begins a pre-token: where it has several bytes, at the first of them."""
+def _last_blanks(
+    begins: NDArray[np.bool_], after_blank: NDArray[np.bool_], inner: NDArray[np.bool_]
+) -> None:
+    """The last white space before a word begins a pre-token: where it has several bytes, at the
+    first of them.
+    """
     last = np.flatnonzero(after_blank[1:] & inner[:-1])
     while len(last):
         last = last - 1
@@ -166,5 +189,7 @@ def _pair_table(lone_digits: bool) -> bytes:
             goes_on = (kind in words and before == kind) or (kind in blanks and before in blanks)
             joins = kind in words and before == SPACE
             told = 0 if goes_on or joins else _START
-            table[8 * before + kind] = told | (_AFTER_BLANK if kind in words and before in blanks else 0)
+            table[8 * before + kind] = told | (
+                _AFTER_BLANK if kind in words and before in blanks else 0
+            )
     return bytes(table)

@@ -6,8 +6,8 @@
       documents.parquet    id and source of each document
       checksums.json       BLAKE2b-64 of each 1 MiB block of the three files
 
-The manifest holds the SHA-256 of each `checksums.json` (see `dataset`). So one chain reaches every byte; a block of tokens is
-verified when it is first touched, which keeps opening fast.
+The manifest holds the SHA-256 of each `checksums.json` (see `dataset`). So one chain reaches every
+byte; a block of tokens is verified when it is first touched, which keeps opening fast.
 """
 
 import hashlib
@@ -30,7 +30,12 @@ from tokencodes.records import checked
 
 BLOCK = 1 << 20
 ANEW = "take a new copy or prepare the dataset anew"
-TOKENS, OFFSETS, DOCUMENTS, CHECKSUMS = "tokens.npy", "offsets.npy", "documents.parquet", "checksums.json"
+TOKENS, OFFSETS, DOCUMENTS, CHECKSUMS = (
+    "tokens.npy",
+    "offsets.npy",
+    "documents.parquet",
+    "checksums.json",
+)
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger]:
@@ -50,8 +55,10 @@ def block_sum(block: bytes | memoryview) -> str:
 
 
 class Shard:
-    """One shard, memory-mapped. Nothing is opened before it is used: its offsets are verified then, as a whole, its tokens
-    block by block as they are read. What the manifest tells (`documents`, `tokens`, `longest`) costs nothing."""
+    """One shard, memory-mapped. Nothing is opened before it is used: its offsets are verified then,
+    as a whole, its tokens block by block as they are read. What the manifest tells (`documents`,
+    `tokens`, `longest`) costs nothing.
+    """
 
     def __init__(self, path: Path, entry: ShardEntry) -> None:
         self.path = path
@@ -68,21 +75,36 @@ class Shard:
         except FileNotFoundError:
             raise InputError(f"{file}: missing; prepare the dataset anew") from None
         if hashlib.sha256(text.encode()).hexdigest() != self._checksums_sha256:
-            raise InputError(f"{file}: damaged (its hash is not the manifest's); prepare the dataset anew")
+            raise InputError(
+                f"{file}: damaged (its hash is not the manifest's); prepare the dataset anew"
+            )
         try:
-            return as_json(checked(json.loads(text), Checksums, str(file), "prepare the dataset anew"))
-        except json.JSONDecodeError as error:  # as its hash holds, nobody damaged it: it never was what it should be
+            return as_json(
+                checked(json.loads(text), Checksums, str(file), "prepare the dataset anew")
+            )
+        except (
+            json.JSONDecodeError
+        ) as error:  # as its hash holds, nobody damaged it: it never was what it should be
             raise InputError(f"{file}: not JSON ({error}); prepare the dataset anew") from None
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each document begins, and where the last ends, int64[documents + 1]; mapped, so that it takes no memory."""
+        """Where each document begins, and where the last ends, int64[documents + 1]; mapped, so
+        that it takes no memory.
+        """
         self.verify(OFFSETS)
         offsets = map_array(self.path / OFFSETS)
-        if offsets.dtype != np.int64 or offsets.shape != (self.documents + 1,) or (offsets[0], offsets[-1]) != (0, self.tokens):
+        if (
+            offsets.dtype != np.int64
+            or offsets.shape != (self.documents + 1,)
+            or (offsets[0], offsets[-1]) != (0, self.tokens)
+        ):
             raise self._other(OFFSETS)
         if (offsets[1:] < offsets[:-1]).any():
-            raise InputError(f"{self.path / OFFSETS}: the ends of the documents do not ascend; prepare the dataset anew")
+            raise InputError(
+                f"{self.path / OFFSETS}: the ends of the documents do not ascend; prepare the"
+                " dataset anew"
+            )
         return offsets
 
     @cached_property
@@ -94,7 +116,10 @@ class Shard:
         except FileNotFoundError:
             raise InputError(f"{file}: missing; prepare the dataset anew") from None
         if -(-size // BLOCK) != len(self._sums[TOKENS]):
-            raise InputError(f"{file}: {size:,} bytes, not the length it was written with; prepare the dataset anew")
+            raise InputError(
+                f"{file}: {size:,} bytes, not the length it was written with; prepare the dataset"
+                " anew"
+            )
         if not size:
             raise self._other(TOKENS)
         raw = np.memmap(file, dtype=np.uint8, mode="r")
@@ -106,14 +131,20 @@ class Shard:
 
     def _other(self, name: str) -> InputError:
         return InputError(
-            f"{self.path / name}: does not hold the {self.documents:,} documents of {self.tokens:,} tokens that the manifest "
-            "says; prepare the dataset anew"
+            f"{self.path / name}: does not hold the {self.documents:,} documents of {self.tokens:,}"
+            " tokens that the manifest says; prepare the dataset anew"
         )
 
     def _verify_blocks(self, raw: NDArray[np.uint8], blocks: range) -> None:
         for block in blocks:
-            if block_sum(raw[block * BLOCK : (block + 1) * BLOCK].data) != self._sums[TOKENS][block]:
-                raise InputError(f"{self.path / TOKENS}: damaged in bytes {block * BLOCK:,} to {(block + 1) * BLOCK:,}; {ANEW}")
+            if (
+                block_sum(raw[block * BLOCK : (block + 1) * BLOCK].data)
+                != self._sums[TOKENS][block]
+            ):
+                raise InputError(
+                    f"{self.path / TOKENS}: damaged in bytes {block * BLOCK:,} to"
+                    f" {(block + 1) * BLOCK:,}; {ANEW}"
+                )
 
     def verify(self, name: str) -> None:
         """Reads one whole file of the shard against its checksums; InputError names it."""
@@ -134,7 +165,9 @@ class Shard:
         return np.diff(self.offsets)
 
     def span(self, document: int, start: int, length: int) -> NDArray[Any]:
-        """`length` ids of one document from position `start`, verified at first touch; a read-only view."""
+        """`length` ids of one document from position `start`, verified at first touch; a read-only
+        view.
+        """
         raw, tokens, header = self._mapped
         first = int(self.offsets[document]) + start
         size = tokens.itemsize
@@ -157,7 +190,9 @@ class Shard:
         try:
             table = pq.read_table(self.path / DOCUMENTS)
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self.path / DOCUMENTS}: not readable as Parquet ({first_line(error)}); {ANEW}") from None
+            raise InputError(
+                f"{self.path / DOCUMENTS}: not readable as Parquet ({first_line(error)}); {ANEW}"
+            ) from None
         if table.column_names != ["id", "source"] or len(table) != self.documents:
             raise self._other(DOCUMENTS)
         return table

@@ -16,13 +16,21 @@ IGNORE = -100  # as in torch's and transformers' losses
 
 
 def read_windows(shards: list[Shard], sampler: Sampler, indices: Ids) -> Ids:
-    """The T + 1 ids of each of these windows: int64[N, T + 1]; inputs are the first T, targets the last T.
+    """The T + 1 ids of each of these windows: int64[N, T + 1]; inputs are the first T, targets the
+    last T.
 
-    A window that its document ends early is filled with IGNORE, which as a target counts for nothing.
+    A window that its document ends early is filled with IGNORE, which as a target counts for
+    nothing.
     """
     windows = sampler.draw(indices)
     out = np.full((len(indices), sampler.context + 1), IGNORE, dtype=np.int64)
-    places = zip(*(array.tolist() for array in (windows.shard, windows.document, windows.start, windows.length)), strict=True)
+    places = zip(
+        *(
+            array.tolist()
+            for array in (windows.shard, windows.document, windows.start, windows.length)
+        ),
+        strict=True,
+    )
     for row, (shard, document, start, length) in enumerate(places):
         out[row, :length] = shards[shard].span(document, start, length)
     return out
@@ -30,7 +38,9 @@ def read_windows(shards: list[Shard], sampler: Sampler, indices: Ids) -> Ids:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The frozen windows. ids_NT1: int64[N, T + 1]; text_bytes: bytes of text that the N·T tokens stand for."""
+    """The frozen windows. ids_NT1: int64[N, T + 1]; text_bytes: bytes of text that the N·T tokens
+    stand for.
+    """
 
     ids_NT1: Ids
     text_bytes: int
@@ -42,7 +52,8 @@ class HeldOut:
 
     @property
     def sha256(self) -> str:
-        """Names the set in results, so that two results can be known to be about the same windows."""
+        """Names the set in results, so that two results can be known to be about the same
+        windows."""
         return hashlib.sha256(self.ids_NT1.astype("<i8").tobytes()).hexdigest()
 
     def bits_per_byte(self, loss: float) -> float:
@@ -51,10 +62,11 @@ class HeldOut:
 
 
 def held_out_windows(corpus: Corpus, context: int, count: int) -> HeldOut:
-    """At most `count` windows of the validation side: no predicted token is in two of them, and no seed is involved.
+    """At most `count` windows of the validation side: no predicted token is in two of them, and no
+    seed is involved.
 
-    Every document is cut at 0, T, 2T, ...; of all the cuts, `count` evenly spaced ones are taken, so every document weighs
-    by its length.
+    Every document is cut at 0, T, 2T, ...; of all the cuts, `count` evenly spaced ones are taken,
+    so every document weighs by its length.
     """
     shards = corpus.shards("validation")
     cuts = [
@@ -69,7 +81,9 @@ def held_out_windows(corpus: Corpus, context: int, count: int) -> HeldOut:
             "raise the validation share, give longer documents or lower the context"
         )
     chosen = [cuts[i * len(cuts) // min(count, len(cuts))] for i in range(min(count, len(cuts)))]
-    ids = np.stack([shard.span(document, start, context + 1) for shard, document, start in chosen]).astype(np.int64)
+    ids = np.stack(
+        [shard.span(document, start, context + 1) for shard, document, start in chosen]
+    ).astype(np.int64)
     return HeldOut(ids, int(corpus.tokenizer.bytes_per_token[ids[:, 1:]].sum()))
 
 

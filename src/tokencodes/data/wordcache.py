@@ -1,7 +1,8 @@
 """The ids of pre-tokens that were seen before, found a megabyte of text at a time.
 
-Exact, not probable: a pre-token of at most 15 bytes is its own key, as one or two 64-bit words with its length in the top
-byte; a longer one is looked up as bytes. What is not found is merged by the tokenizer's own BPE, once.
+Exact, not probable: a pre-token of at most 15 bytes is its own key, as one or two 64-bit words with
+its length in the top byte; a longer one is looked up as bytes. What is not found is merged by the
+tokenizer's own BPE, once.
 """
 
 from collections.abc import Callable
@@ -14,10 +15,12 @@ Ints = NDArray[np.int64]
 
 SLOTS = 1 << 20  # of each table; 12 or 20 bytes a slot
 MOST = SLOTS // 2  # entries; a full cache is emptied, and the common words are soon back
-LONGEST = 64  # bytes of a pre-token that is kept: longer ones are seldom words, and seldom come again
+# bytes of a pre-token that is kept: longer ones are seldom words, and seldom come again
+LONGEST = 64
 _FACTORS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 _LENGTH_SHIFT = np.uint64(56)
-_MASKS = np.array([(1 << 8 * n) - 1 for n in range(8)], dtype=np.uint64)  # of the first n bytes of a little-endian word
+# of the first n bytes of a little-endian word
+_MASKS = np.array([(1 << 8 * n) - 1 for n in range(8)], dtype=np.uint64)
 
 
 class _Table:
@@ -66,7 +69,8 @@ class _Table:
         open_ = np.arange(len(values))
         while len(open_):
             free = open_[self.keys[-1][slots[open_]] == 0]
-            _, first = np.unique(slots[free], return_index=True)  # of those that want one slot, one gets it
+            # of those that want one slot, one gets it
+            _, first = np.unique(slots[free], return_index=True)
             placed = free[first]
             for place, word in enumerate(keys):
                 self.keys[place][slots[placed]] = word[placed]
@@ -105,8 +109,18 @@ class WordCache:
         self._offsets.extend([0])
 
     def ids(self, data: bytes, starts: Ints) -> tuple[NDArray[np.uint32], Ints]:
-        """Ids of all pre-tokens of `data`, end to end, and how many each has. The last ends with `data`."""
-        if max(self._short.entries, self._middle.entries, len(self._long), self._sequences.size // 8) >= MOST:
+        """Ids of all pre-tokens of `data`, end to end, and how many each has. The last ends with
+        `data`.
+        """
+        if (
+            max(
+                self._short.entries,
+                self._middle.entries,
+                len(self._long),
+                self._sequences.size // 8,
+            )
+            >= MOST
+        ):
             self._clear()
         padded = data + bytes(16)
         words = np.ndarray((len(data) + 9,), dtype="<u8", buffer=padded, strides=(1,))
@@ -127,11 +141,14 @@ class WordCache:
             values[long] = self._long_values(data, starts[long], lengths[long])
         return self._expand(values)
 
-    def _values(self, table: _Table, keys: list[Words], data: bytes, starts: Ints, lengths: Ints) -> NDArray[np.int32]:
+    def _values(
+        self, table: _Table, keys: list[Words], data: bytes, starts: Ints, lengths: Ints
+    ) -> NDArray[np.int32]:
         values, missing = table.find(keys)
         if len(missing):
             words = _slices(data, starts[missing], lengths[missing])
-            place_of = {word: place for place, word in enumerate(words)}  # of each new word one place
+            # of each new word one place
+            place_of = {word: place for place, word in enumerate(words)}
             found = self._new(list(place_of))
             new = missing[list(place_of.values())]
             table.add([word[new] for word in keys], found)
@@ -147,7 +164,9 @@ class WordCache:
         return [fresh[word] if word in fresh else self._long[word] for word in words]
 
     def _new(self, words: list[bytes]) -> NDArray[np.int32]:
-        """Values of words that are not here: one id as it is; otherwise ~i for the i-th of the sequences."""
+        """Values of words that are not here: one id as it is; otherwise ~i for the i-th of the
+        sequences.
+        """
         values, sequences, ends = [], list[int](), list[int]()
         for word in words:
             ids = self._merge(word)
@@ -172,9 +191,14 @@ class WordCache:
         out = np.repeat(values, counts)
         first = np.cumsum(counts)[several] - size
         inside = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
-        out[np.repeat(first, size) + inside] = self._sequences.array[np.repeat(offsets[which], size) + inside]
+        out[np.repeat(first, size) + inside] = self._sequences.array[
+            np.repeat(offsets[which], size) + inside
+        ]
         return out.astype(np.uint32), counts
 
 
 def _slices(data: bytes, starts: Ints, lengths: Ints) -> list[bytes]:
-    return [data[start:end] for start, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
+    return [
+        data[start:end]
+        for start, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+    ]

@@ -1,8 +1,8 @@
 """Jobs on this machine: in this process, or in several that each take one input at a time.
 
-A worker is `python -m tokencodes.data.workers`: jobs come in on its standard input, progress and entries go out on its
-standard output. It knows no torch, it ends when its parent is gone, and nothing that it leaves half-written is ever taken
-for a dataset.
+A worker is `python -m tokencodes.data.workers`: jobs come in on its standard input, progress and
+entries go out on its standard output. It knows no torch, it ends when its parent is gone, and
+nothing that it leaves half-written is ever taken for a dataset.
 """
 
 import os
@@ -26,7 +26,12 @@ Done = Callable[[], None]
 
 
 def run_jobs(
-    jobs: list[Job], tokenizer: TokenizerFile, engine: Engine, workers: int, report: Callable[[Progress], None], done: Done
+    jobs: list[Job],
+    tokenizer: TokenizerFile,
+    engine: Engine,
+    workers: int,
+    report: Callable[[Progress], None],
+    done: Done,
 ) -> None:
     """Runs every job; `done` hears of each that ends. The first error stops the rest."""
     if min(workers, len(jobs)) <= 1:
@@ -36,14 +41,17 @@ def run_jobs(
             done()
         return
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    for job in sorted(jobs, key=lambda job: -job.input.bytes):  # the largest first, so that none is left for the end
+    for job in sorted(
+        jobs, key=lambda job: -job.input.bytes
+    ):  # the largest first, so that none is left for the end
         waiting.put(job)
     crew: list[_Worker] = []
     try:
         for _ in range(min(workers, len(jobs))):
             crew.append(_Worker(tokenizer.path, engine, waiting, report, done))
         while any(worker.is_alive() for worker in crew):
-            errors = [worker.error for worker in crew if worker.error]  # before the others are ended, which is one too
+            # before the others are ended, which is one too
+            errors = [worker.error for worker in crew if worker.error]
             if errors:
                 raise errors[0]
             time.sleep(0.02)
@@ -59,18 +67,33 @@ class _Worker(threading.Thread):
     """This side of one worker: hands it jobs and hears its reports."""
 
     def __init__(
-        self, tokenizer: Path, engine: Engine, jobs: "queue.SimpleQueue[Job]", report: Callable[[Progress], None], done: Done
+        self,
+        tokenizer: Path,
+        engine: Engine,
+        jobs: "queue.SimpleQueue[Job]",
+        report: Callable[[Progress], None],
+        done: Done,
     ) -> None:
         super().__init__(daemon=True)
         self._jobs, self._report, self._done = jobs, report, done
         self.error: Exception | None = None
         # One thread each: several workers with all cores each would only stand in each other's way.
         told = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        command = [sys.executable, "-m", "tokencodes.data.workers", str(tokenizer), engine, str(os.getpid())]
-        # Ctrl-C reaches the whole group, and the parent decides; a worker inherits that it is deaf to it from its first moment.
+        command = [
+            sys.executable,
+            "-m",
+            "tokencodes.data.workers",
+            str(tokenizer),
+            engine,
+            str(os.getpid()),
+        ]
+        # Ctrl-C reaches the whole group, and the parent decides; a worker inherits that it is deaf
+        # to it from its first moment.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=told)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=told
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.start()
@@ -94,8 +117,9 @@ class _Worker(threading.Thread):
             self._process.stdin.close()
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             self.error = InputError(
-                f"{job.input.title}: its worker ended (exit status {self._process.wait()}); if memory ran out, use fewer "
-                "--workers or a smaller --batch-mb. What was finished is intact: repeat the command"
+                f"{job.input.title}: its worker ended (exit status {self._process.wait()}); if"
+                " memory ran out, use fewer --workers or a smaller --batch-mb. What was finished"
+                " is intact: repeat the command"
             )
         except Exception as error:
             self.error = error
@@ -107,7 +131,9 @@ class _Worker(threading.Thread):
 
 
 def _watch_parent(parent: int) -> None:
-    """Ends this process soon after its parent has ended, however that happened and be it before this process began."""
+    """Ends this process soon after its parent has ended, however that happened and be it before
+    this process began.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -141,7 +167,11 @@ def main() -> None:
             send(error)
         except Exception:  # a defect: its traceback goes to standard error, and the parent ends
             traceback.print_exc()
-            send(InputError(f"{job.input.title}: an unexpected error, printed above; please report it"))
+            send(
+                InputError(
+                    f"{job.input.title}: an unexpected error, printed above; please report it"
+                )
+            )
 
 
 if __name__ == "__main__":

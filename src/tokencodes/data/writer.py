@@ -22,13 +22,15 @@ _NAMES = pa.schema([("id", pa.string()), ("source", pa.dictionary(pa.int32(), pa
 
 
 class ShardWriter:
-    """One shard of one side. `add` documents, then `close`, which gives its entry for the manifest."""
+    """One shard of one side. `add` documents, then `close`,
+    which gives its entry for the manifest."""
 
     def __init__(self, folder: Path, split: Split, dtype: type[np.unsignedinteger]) -> None:
         folder.mkdir(parents=True)
         self._folder, self._split, self._dtype = folder, split, np.dtype(dtype)
         self._tokens = (folder / TOKENS).open("w+b", buffering=BLOCK)
-        self._tokens.write(self._header(0))  # its length does not depend on the number, which is put in at the end
+        # its length does not depend on the number, which is put in at the end
+        self._tokens.write(self._header(0))
         self._names = pq.ParquetWriter(folder / DOCUMENTS, _NAMES)
         self._waiting: tuple[list[str], list[str]] = ([], [])
         self._offsets = array("q", [0])
@@ -60,7 +62,8 @@ class ShardWriter:
         ids, sources = self._waiting
         if ids:
             self._names.write_table(
-                pa.table([ids, pa.array(sources).dictionary_encode()], schema=_NAMES), row_group_size=ROW_GROUP
+                pa.table([ids, pa.array(sources).dictionary_encode()], schema=_NAMES),
+                row_group_size=ROW_GROUP,
             )
             ids.clear()
             sources.clear()

@@ -1,4 +1,6 @@
-"""What was asked, request by request: one record each, counts of them, and whether two evaluations asked the same."""
+"""What was asked, request by request: one record each, counts of them, and whether two evaluations
+asked the same.
+"""
 
 import hashlib
 import json
@@ -16,15 +18,18 @@ from tokencodes.evaluate.scorer import Score
 from tokencodes.evaluate.suites import BENCHMARKS, MULTIPLE_CHOICE
 from tokencodes.records import Record
 
-SAME = ("task", "document", "part", "context_sha256", "continuation_sha256", "read_sha256")  # what makes two requests one
+# what makes two requests one
+SAME = ("task", "document", "part", "context_sha256", "continuation_sha256", "read_sha256")
 
 
 NotNegative = Annotated[int, Field(ge=0)]
 
 
 class Count(Record):
-    """Of one benchmark: requests; those whose context lost tokens, and how many; tokens in all, and those scored; bytes of text
-    that no token stands for (None: cannot be told); requests whose empty context a prefix token stands for; documents."""
+    """Of one benchmark: requests; those whose context lost tokens, and how many; tokens in all, and
+    those scored; bytes of text that no token stands for (None: cannot be told); requests whose
+    empty context a prefix token stands for; documents.
+    """
 
     name: str
     documents: int
@@ -38,11 +43,12 @@ class Count(Record):
 
 
 class RequestRecord(Record):
-    """One line of requests.jsonl.gz: hashes of the texts and of the token ids, the scored ids themselves, and the answer in
-    nats.
+    """One line of requests.jsonl.gz: hashes of the texts and of the token ids, the scored ids
+    themselves, and the answer in nats.
 
-    tokens: how many ids the request has. dropped: ids that the context limit cut from the left. prefix: the id that stands for
-    an empty context. begin: ids that the tokenizer put before the text. An audit has no answers.
+    tokens: how many ids the request has. dropped: ids that the context limit cut from the left.
+    prefix: the id that stands for an empty context. begin: ids that the tokenizer put before the
+    text. An audit has no answers.
     """
 
     task: str
@@ -68,7 +74,9 @@ class RequestRecord(Record):
         return self.task.partition("/")[0]
 
 
-def record_of(request: Request, score: Score | None = None, dtype: str | None = None) -> RequestRecord:
+def record_of(
+    request: Request, score: Score | None = None, dtype: str | None = None
+) -> RequestRecord:
     """The record of a request, and of its answer if it has one."""
     told: dict[str, Any] = {
         **asdict(request.asked),
@@ -84,7 +92,11 @@ def record_of(request: Request, score: Score | None = None, dtype: str | None = 
     }
     if score is not None:
         # The shortest decimals that give the same float32 again.
-        told |= {"log_probs": [float(str(value)) for value in score.log_probs], "greedy": score.greedy, "dtype": dtype}
+        told |= {
+            "log_probs": [float(str(value)) for value in score.log_probs],
+            "greedy": score.greedy,
+            "dtype": dtype,
+        }
     return RequestRecord(**told)
 
 
@@ -122,7 +134,11 @@ def multiple_choice(found: Sequence[Count]) -> Count | None:
     some = [one for one in found if one.name in names]
     if {one.name for one in some} != names:
         return None
-    totals = {key: sum(getattr(one, key) for one in some) for key in Count.model_fields if key not in ("name", "lost")}
+    totals = {
+        key: sum(getattr(one, key) for one in some)
+        for key in Count.model_fields
+        if key not in ("name", "lost")
+    }
     lost = None if any(one.lost is None for one in some) else sum(one.lost or 0 for one in some)
     return Count(name="multiple choice without MMLU", **totals, lost=lost)
 
@@ -156,6 +172,7 @@ def difference(one: Counter[tuple[Any, ...]], other: Counter[tuple[Any, ...]]) -
             tasks = Counter(key[0].partition("/")[0] for key in keys)
             most = ", ".join(f"{name} {count:,}" for name, count in tasks.most_common(4))
             told.append(
-                f"{len(keys):,} only in the {which} ({most}; such as {keys[0][0]}, document {keys[0][1]}, part {keys[0][2]})"
+                f"{len(keys):,} only in the {which} ({most}; such as {keys[0][0]}, document"
+                f" {keys[0][1]}, part {keys[0][2]})"
             )
     return "; ".join(told)

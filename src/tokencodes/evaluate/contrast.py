@@ -1,8 +1,10 @@
-"""Two evaluations against each other, document by document, and in words no more than that design allows.
+"""Two evaluations against each other, document by document, and in words no more than that design
+allows.
 
-One evaluation a side: documents are drawn, so a difference is of *these checkpoints*. Several a side, paired by run seed (see
-`pairs`): seeds are drawn, so a difference is of *these interfaces, over n seeds*, under one recipe, text and code seed. Both
-refuse evaluations that did not ask the same requests.
+One evaluation a side: documents are drawn, so a difference is of *these checkpoints*. Several a
+side, paired by run seed (see `pairs`): seeds are drawn, so a difference is of *these interfaces,
+over n seeds*, under one recipe, text and code seed. Both refuse evaluations that did not ask the
+same requests.
 """
 
 import math
@@ -34,11 +36,12 @@ MARGIN, MARGIN_BITS = 0.01, 0.005  # declared margins of equivalence: accuracy, 
 
 @dataclass(frozen=True)
 class Contrast:
-    """One metric of one benchmark, other - base: over documents, or over seeds (`differences`, one each).
+    """One metric of one benchmark, other - base: over documents, or over seeds (`differences`, one
+    each).
 
-    endpoint: whether it was declared before. equivalence: p of the difference's not being less than the margin. Both p values
-    are adjusted: by Holm among the endpoints, by Benjamini and Hochberg among the rest. detectable: see `paired.Difference`,
-    among as many tests.
+    endpoint: whether it was declared before. equivalence: p of the difference's not being less than
+    the margin. Both p values are adjusted: by Holm among the endpoints, by Benjamini and Hochberg
+    among the rest. detectable: see `paired.Difference`, among as many tests.
     """
 
     benchmark: str
@@ -56,23 +59,31 @@ class Contrast:
 
 
 def require_same(base: Evaluation, other: Evaluation) -> None:
-    """InputError unless both asked the same requests, each as often, in the same dtype, of two models."""
+    """InputError unless both asked the same requests, each as often, in the same dtype, of two
+    models.
+    """
     if base.record.requests_sha256 != other.record.requests_sha256:
         asked = [multiset(read_requests(side.folder)) for side in (base, other)]
         for side, requests in zip((base, other), asked, strict=True):
             if multiset_sha256(requests) != side.record.requests_sha256:
-                raise InputError(f"{side.folder / REQUESTS}: not the requests that evaluation.json was made of; {WAY_OUT}")
+                raise InputError(
+                    f"{side.folder / REQUESTS}: not the requests that evaluation.json was made of;"
+                    f" {WAY_OUT}"
+                )
         raise InputError(
-            f"{base.folder} and {other.folder} did not ask the same: {difference(*asked)}; evaluate both with the same suite, "
-            "data, tokenizer, context, prefix and documents"
+            f"{base.folder} and {other.folder} did not ask the same: {difference(*asked)}; evaluate"
+            " both with the same suite, data, tokenizer, context, prefix and documents"
         )
     if base.identity.dtype != other.identity.dtype:
         raise InputError(
-            f"{base.folder} was computed in {base.identity.dtype}, {other.folder} in {other.identity.dtype}: rounding would "
-            "pass for a difference; evaluate both in the same --dtype"
+            f"{base.folder} was computed in {base.identity.dtype}, {other.folder} in"
+            f" {other.identity.dtype}: rounding would pass for a difference; evaluate both in the"
+            " same --dtype"
         )
     if base.identity.weights_sha256 == other.identity.weights_sha256:
-        raise InputError(f"{base.folder} and {other.folder} are evaluations of the same weights; name two models")
+        raise InputError(
+            f"{base.folder} and {other.folder} are evaluations of the same weights; name two models"
+        )
 
 
 def metrics_of(evaluation: Evaluation, benchmark: str) -> dict[str, NDArray[np.float64]]:
@@ -81,12 +92,17 @@ def metrics_of(evaluation: Evaluation, benchmark: str) -> dict[str, NDArray[np.f
     return {name: np.array([each[name] for each in values]) for name in values[0]}
 
 
-def contrast(base: Evaluation, other: Evaluation, margin: float = MARGIN, margin_bits: float = MARGIN_BITS) -> list[Contrast]:
-    """Every metric of every benchmark, on the same documents. InputError if they are not the same."""
+def contrast(
+    base: Evaluation, other: Evaluation, margin: float = MARGIN, margin_bits: float = MARGIN_BITS
+) -> list[Contrast]:
+    """Every metric of every benchmark, on the same documents.
+    InputError if they are not the same."""
     return adjusted(_differences(base, other, (margin, margin_bits)))
 
 
-def _differences(base: Evaluation, other: Evaluation, margins: tuple[float, float]) -> list[Contrast]:
+def _differences(
+    base: Evaluation, other: Evaluation, margins: tuple[float, float]
+) -> list[Contrast]:
     """The same before p values are adjusted."""
     require_same(base, other)
     found = []
@@ -96,8 +112,8 @@ def _differences(base: Evaluation, other: Evaluation, margins: tuple[float, floa
         numbers = [[(document.task, document.document) for document in side] for side in documents]
         if numbers[0] != numbers[1] or before_of.keys() != after_of.keys():
             raise InputError(
-                f"{other.folder}/documents.jsonl.gz: its documents of {benchmark}, or their metrics, are not those of "
-                f"{base.folder}; evaluate both with the same release"
+                f"{other.folder}/documents.jsonl.gz: its documents of {benchmark}, or their"
+                f" metrics, are not those of {base.folder}; evaluate both with the same release"
             )
         clusters = [document.cluster for document in documents[0]]
         for metric, before in before_of.items():
@@ -131,7 +147,9 @@ def _contrast(
 
 
 def adjusted(found: Sequence[Contrast]) -> list[Contrast]:
-    """The same with adjusted p values and what could have been found among so many tests; endpoints first."""
+    """The same with adjusted p values and what could have been found among so many tests; endpoints
+    first.
+    """
     done = []
     for family, adjust in (
         ([one for one in found if one.endpoint], holm),
@@ -147,11 +165,17 @@ def adjusted(found: Sequence[Contrast]) -> list[Contrast]:
     return done
 
 
-def over_seeds(pairs: Sequence[Pair], margin: float = MARGIN, margin_bits: float = MARGIN_BITS) -> list[Contrast]:
-    """Evaluations paired by seed, base first: t statistics of the seeds' differences. InputError for fewer than two pairs,
-    other requests, or pairs that are no matched seeds of two interfaces."""
+def over_seeds(
+    pairs: Sequence[Pair], margin: float = MARGIN, margin_bits: float = MARGIN_BITS
+) -> list[Contrast]:
+    """Evaluations paired by seed, base first: t statistics of the seeds' differences. InputError
+    for fewer than two pairs, other requests, or pairs that are no matched seeds of two interfaces.
+    """
     if len(pairs) < 2:
-        raise InputError("one seed a side shows checkpoints, not interfaces; give two evaluations, or folders of several seeds")
+        raise InputError(
+            "one seed a side shows checkpoints, not interfaces; give two evaluations, or folders of"
+            " several seeds"
+        )
     require_matched(pairs)
     found: dict[tuple[str, str], list[Contrast]] = {}
     for base, other in pairs:
@@ -161,18 +185,28 @@ def over_seeds(pairs: Sequence[Pair], margin: float = MARGIN, margin_bits: float
     told = []
     for (benchmark, metric), some in found.items():
         each = tuple(one.difference.estimate for one in some)
-        means = (float(np.mean([one.base for one in some])), float(np.mean([one.other for one in some])))
+        means = (
+            float(np.mean([one.base for one in some])),
+            float(np.mean([one.other for one in some])),
+        )
         spread = mean_difference(np.array(each), [str(number) for number in range(len(each))])
         if spread is not None:
-            told.append(_contrast(benchmark, metric, means, spread, each, None, (margin, margin_bits)))
+            told.append(
+                _contrast(benchmark, metric, means, spread, each, None, (margin, margin_bits))
+            )
     return adjusted(told)
 
 
 def compared(
-    pairs: Sequence[Pair], margin: float = MARGIN, margin_bits: float = MARGIN_BITS, same_recipe: bool = True
+    pairs: Sequence[Pair],
+    margin: float = MARGIN,
+    margin_bits: float = MARGIN_BITS,
+    same_recipe: bool = True,
 ) -> dict[str, Any]:
-    """What is known of base and other, for results on disk and pages: level of the claims, names, one entry a metric.
-    same_recipe: False where the caller knows that the recipes differ; the runs' own records are compared in any case."""
+    """What is known of base and other, for results on disk and pages: level of the claims, names,
+    one entry a metric. same_recipe: False where the caller knows that the recipes differ; the runs'
+    own records are compared in any case.
+    """
     base, other = pairs[0]
     several = len(pairs) > 1
     names = _names(base, other, several)
@@ -180,7 +214,11 @@ def compared(
     what = f"interfaces, over {len(pairs)} run seeds" if several else "checkpoints"
     what += " by the names of their folders" if paired_by == "folder names" else ""
     what += "" if same_recipe and not _recipes_differ(pairs) else ", of which recipes differ too"
-    found = over_seeds(pairs, margin, margin_bits) if several else contrast(base, other, margin, margin_bits)
+    found = (
+        over_seeds(pairs, margin, margin_bits)
+        if several
+        else contrast(base, other, margin, margin_bits)
+    )
     return {
         "base": names[0],
         "other": names[1],
@@ -196,28 +234,41 @@ def compared(
         "margins": {"accuracy": margin, "bits_per_byte": margin_bits},
         "not_told": _not_told(base, found),
         "held_out": all(side.identity.embedded_held_out is True for pair in pairs for side in pair),
-        "contrasts": [_finite({**asdict(one), "says": verdict(one, names[0], names[1], what)}) for one in found],
+        "contrasts": [
+            _finite({**asdict(one), "says": verdict(one, names[0], names[1], what)})
+            for one in found
+        ],
     }
 
 
 def _recipes_differ(pairs: Sequence[Pair]) -> bool:
     """Whether the runs' own records show two recipes."""
     runs = [(base.identity.run, other.identity.run) for base, other in pairs]
-    return any(one is not None and two is not None and one.recipe != two.recipe for one, two in runs)
+    return any(
+        one is not None and two is not None and one.recipe != two.recipe for one, two in runs
+    )
 
 
 def _not_told(base: Evaluation, found: Sequence[Contrast]) -> list[str]:
-    """Metrics of which one cluster of documents, or one seed, gives no error. InputError where that is all of them."""
+    """Metrics of which one cluster of documents, or one seed, gives no error. InputError where that
+    is all of them.
+    """
     told = {(one.benchmark, one.metric) for one in found}
-    asked = [(name, metric) for name in base.identity.benchmarks for metric in metrics_of(base, name)]
+    asked = [
+        (name, metric) for name in base.identity.benchmarks for metric in metrics_of(base, name)
+    ]
     if asked and not told:
-        raise InputError(f"{base.folder}: one cluster of documents in each benchmark, so no error can be told; evaluate more")
+        raise InputError(
+            f"{base.folder}: one cluster of documents in each benchmark, so no error can be told;"
+            " evaluate more"
+        )
     return [f"{name}, {metric}" for name, metric in asked if (name, metric) not in told]
 
 
 def _names(base: Evaluation, other: Evaluation, many: bool) -> list[str]:
-    """What stands for the sides: the folder of its seeds, or the evaluation's own, with as much of its path as tells them
-    apart."""
+    """What stands for the sides: the folder of its seeds, or the evaluation's own, with as much of
+    its path as tells them apart.
+    """
     places = []
     for one in (base, other):
         folder = one.folder.resolve()

@@ -1,4 +1,6 @@
-"""One record a document: what was right, what it would take to judge it otherwise, and what it has in common with others."""
+"""One record a document: what was right, what it would take to judge it otherwise, and what it has
+in common with others.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,7 +18,9 @@ NORM_OF = {"acc": "none", "acc_norm": "characters"}  # what each accuracy compar
 
 
 def cluster_of(one: Benchmark, task: TaskOf, row: dict[str, Any], number: int) -> str:
-    """What a row shares with others that are no independent draws; a name of its own where it shares nothing."""
+    """What a row shares with others that are no independent draws; a name of its own where it
+    shares nothing.
+    """
     match one.cluster:
         case "subject":
             return task.subject or ""
@@ -25,7 +29,9 @@ def cluster_of(one: Benchmark, task: TaskOf, row: dict[str, Any], number: int) -
         case "goal" | "work":
             return str(row[one.cluster])
         case "twins":  # two sentences that differ in a word or two, with the same two options
-            return " | ".join([*sorted((row["option1"], row["option2"])), *row["sentence"].split()[:4]])
+            return " | ".join(
+                [*sorted((row["option1"], row["option2"])), *row["sentence"].split()[:4]]
+            )
         case _:
             return str(number)
 
@@ -33,8 +39,9 @@ def cluster_of(one: Benchmark, task: TaskOf, row: dict[str, Any], number: int) -
 def document_records(
     task: TaskOf, samples: Sequence[dict[str, Any]], requests: Iterable[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """From lm-eval's samples of a task and our records of its requests. CheckFailed where accuracy by our own log-probabilities
-    is not what lm-eval says."""
+    """From lm-eval's samples of a task and our records of its requests. CheckFailed where accuracy
+    by our own log-probabilities is not what lm-eval says.
+    """
     of: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for record in requests:
         of[record["document"]].append(record)
@@ -47,15 +54,22 @@ def document_records(
             "document": number,
             "cluster": cluster_of(task.benchmark, task, row, number),
             "truncated": any(record["dropped"] for record in mine),
-            "lost_bytes": _sum(record["lost_bytes"] for record in mine)
-            if mine[0]["kind"] == ROLLING
-            else mine[0]["lost_bytes"],
+            "lost_bytes": (
+                _sum(record["lost_bytes"] for record in mine)
+                if mine[0]["kind"] == ROLLING
+                else mine[0]["lost_bytes"]
+            ),
             "metrics": {name: sample[name] for name in sample["metrics"]},
         }
         if mine[0]["kind"] == ROLLING:
             nats = -sum(sum(record["log_probs"]) for record in mine)
             (_, words), (_, size) = sample["word_perplexity"], sample["byte_perplexity"]
-            told |= {"nats": nats, "words": words, "bytes": size, "tokens": sum(len(record["scored"]) for record in mine)}
+            told |= {
+                "nats": nats,
+                "words": words,
+                "bytes": size,
+                "tokens": sum(len(record["scored"]) for record in mine),
+            }
             told["metrics"] = {"bits_per_byte": None}
         elif len(mine) > 1:
             told |= _choices(task, row, mine, told["metrics"])
@@ -71,13 +85,19 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return None if None in some else sum(value or 0 for value in some)
 
 
-def _choices(task: TaskOf, row: dict[str, Any], mine: list[dict[str, Any]], metrics: dict[str, Any]) -> dict[str, Any]:
-    """Of a multiple-choice document: the right choice; the log-probability of each; by each norm the choice that is taken, and
-    how many choices share the best number. Of these the first is taken, as lm-eval's argmax does it."""
+def _choices(
+    task: TaskOf, row: dict[str, Any], mine: list[dict[str, Any]], metrics: dict[str, Any]
+) -> dict[str, Any]:
+    """Of a multiple-choice document: the right choice; the log-probability of each; by each norm
+    the choice that is taken, and how many choices share the best number. Of these the first is
+    taken, as lm-eval's argmax does it.
+    """
     texts = task.task.doc_to_choice(row)
     gold = task.task.doc_to_text(row) if task.task.multiple_input else task.task.doc_to_target(row)
     gold = texts.index(gold) if isinstance(gold, str) else int(gold)
-    totals = [float(np.array(record["log_probs"], np.float32).sum(dtype=np.float64)) for record in mine]
+    totals = [
+        float(np.array(record["log_probs"], np.float32).sum(dtype=np.float64)) for record in mine
+    ]
     lengths = {
         "none": [1] * len(mine),
         "characters": [len(text) for text in texts],
@@ -86,21 +106,39 @@ def _choices(task: TaskOf, row: dict[str, Any], mine: list[dict[str, Any]], metr
     }
     if task.task.multiple_input:  # the choices are contexts, and all have the same continuation
         lengths = dict.fromkeys(NORMS, lengths["none"])
-    compared = {norm: [total / size for total, size in zip(totals, lengths[norm], strict=True)] for norm in NORMS}
+    compared = {
+        norm: [total / size for total, size in zip(totals, lengths[norm], strict=True)]
+        for norm in NORMS
+    }
     taken = {norm: values.index(max(values)) for norm, values in compared.items()}
     for name, norm in NORM_OF.items():
         comparable = name in metrics and not (name == "acc_norm" and task.task.multiple_input)
         if comparable and float(metrics[name]) != float(taken[norm] == gold):
-            raise CheckFailed(f"{task.name}: {name} is {taken[norm] == gold} by our scores, {metrics[name]} by lm-eval: {row}")
+            raise CheckFailed(
+                f"{task.name}: {name} is {taken[norm] == gold} by our scores, {metrics[name]} by"
+                f" lm-eval: {row}"
+            )
     equal = {norm: values.count(max(values)) for norm, values in compared.items()}
-    return {"gold": gold, "log_probs": totals, "taken": taken, "equal_best": equal, "choices": len(mine)}
+    return {
+        "gold": gold,
+        "log_probs": totals,
+        "taken": taken,
+        "equal_best": equal,
+        "choices": len(mine),
+    }
 
 
 def ties_of(documents: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """By accuracy: in how many documents several choices share the best number that is compared, and in how many all do."""
+    """By accuracy: in how many documents several choices share the best number that is compared,
+    and in how many all do.
+    """
     found = {}
     for name, norm in NORM_OF.items():
-        some = [(one["equal_best"][norm], one["choices"]) for one in documents if name in one["metrics"] and "choices" in one]
+        some = [
+            (one["equal_best"][norm], one["choices"])
+            for one in documents
+            if name in one["metrics"] and "choices" in one
+        ]
         if some:
             found[name] = {
                 "best": sum(equal > 1 for equal, _ in some),

@@ -2,9 +2,11 @@
 
 requests.jsonl.gz   every request and its answer (`audit`)
 documents.jsonl.gz  every document and whether it was right (`documents`)
-evaluation.json     what was evaluated, on what, how, and the results; written last, so its presence means "done"
+evaluation.json     what was evaluated, on what, how, and the results; written last, so its
+                    presence means "done"
 
-A killed evaluation goes on where it was: passes that are done lie in `journal/`, for this model and these requests alone.
+A killed evaluation goes on where it was: passes that are done lie in `journal/`, for this model and
+these requests alone.
 """
 
 import math
@@ -35,7 +37,14 @@ from tokencodes.evaluate.folder import (
     write_evaluation_record,
     write_records,
 )
-from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request, pair_requests, rolling_requests
+from tokencodes.evaluate.requests import (
+    CHOICE,
+    ROLLING,
+    Asked,
+    Request,
+    pair_requests,
+    rolling_requests,
+)
 from tokencodes.evaluate.scorer import Progress, Score, Scorer, no_progress
 from tokencodes.evaluate.second import Claim, check, sample
 from tokencodes.evaluate.subject import Evaluated
@@ -50,8 +59,9 @@ CHECKED = 64  # requests that go through the second scorer, shared among benchma
 
 @dataclass(frozen=True)
 class Asking:
-    """What is asked of a model. documents: so many of each benchmark, drawn by `seed`; None for all. limit: tokens that are
-    read at once. prefix: the token that stands for an empty context."""
+    """What is asked of a model. documents: so many of each benchmark, drawn by `seed`; None for
+    all. limit: tokens that are read at once. prefix: the token that stands for an empty context.
+    """
 
     benchmarks: tuple[Benchmark, ...]
     data: Path | None
@@ -62,10 +72,13 @@ class Asking:
 
 
 def chosen_documents(tasks: Sequence[TaskOf], asking: Asking) -> dict[str, list[int]]:
-    """The numbers of the scored documents of each task: all, or a seeded draw from each benchmark."""
+    """The numbers of the scored documents of each task:
+    all, or a seeded draw from each benchmark."""
     by_benchmark: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for task in tasks:
-        by_benchmark[task.benchmark.name] += [(task.name, number) for number in range(len(task.task.eval_docs))]
+        by_benchmark[task.benchmark.name] += [
+            (task.name, number) for number in range(len(task.task.eval_docs))
+        ]
     found: dict[str, list[int]] = {}
     for name, places in by_benchmark.items():
         some = places
@@ -83,7 +96,9 @@ def _tasks(asking: Asking) -> tuple[list[TaskOf], dict[str, list[int]]]:
     return [task for task in tasks if task.name in chosen], chosen
 
 
-def instances(tasks: Sequence[TaskOf], chosen: dict[str, list[int]]) -> list[tuple[Asked, tuple[str, ...]]]:
+def instances(
+    tasks: Sequence[TaskOf], chosen: dict[str, list[int]]
+) -> list[tuple[Asked, tuple[str, ...]]]:
     """Every request of tasks as lm-eval words it."""
     found = []
     for task in tasks:
@@ -96,18 +111,29 @@ def instances(tasks: Sequence[TaskOf], chosen: dict[str, list[int]]) -> list[tup
     return found
 
 
-def requests_of(asked: Sequence[tuple[Asked, tuple[str, ...]]], texts: Texts, limit: int, prefix: int | None) -> list[Request]:
+def requests_of(
+    asked: Sequence[tuple[Asked, tuple[str, ...]]], texts: Texts, limit: int, prefix: int | None
+) -> list[Request]:
     """The same as tokens."""
     pairs = [(who, args) for who, args in asked if who.kind == CHOICE]
     rolling = [(who, args) for who, args in asked if who.kind == ROLLING]
-    found = pair_requests([(args[0], args[1]) for _, args in pairs], [who for who, _ in pairs], texts, limit, prefix)
-    return found + rolling_requests([args[0] for _, args in rolling], [who for who, _ in rolling], texts, limit, prefix)
+    found = pair_requests(
+        [(args[0], args[1]) for _, args in pairs], [who for who, _ in pairs], texts, limit, prefix
+    )
+    return found + rolling_requests(
+        [args[0] for _, args in rolling], [who for who, _ in rolling], texts, limit, prefix
+    )
 
 
 def audit(asking: Asking, texts: Texts) -> tuple[list[Count], str]:
-    """Counts of the requests that an evaluation would make, and the hash of their multiset; no model is needed."""
+    """Counts of the requests that an evaluation would make, and the hash of their multiset; no
+    model is needed.
+    """
     tasks, chosen = _tasks(asking)
-    records = [record_of(one) for one in requests_of(instances(tasks, chosen), texts, asking.limit, asking.prefix)]
+    records = [
+        record_of(one)
+        for one in requests_of(instances(tasks, chosen), texts, asking.limit, asking.prefix)
+    ]
     return counts(records), multiset_sha256(multiset(records))
 
 
@@ -125,22 +151,38 @@ def evaluate(
         kept = kept_evaluation(out)
         if kept is not None:
             if not same(kept.identity, told):
-                raise InputError(f"{out}: holds another evaluation ({_apart(kept.identity, told)}); choose another --out")
+                raise InputError(
+                    f"{out}: holds another evaluation ({_apart(kept.identity, told)}); choose"
+                    " another --out"
+                )
             return kept.as_json()
         tasks, chosen = _tasks(asking)
-        scorer = Scorer(evaluated.model, batch_tokens, out / "journal", evaluated.weights_sha256, progress)
-        say(f"{evaluated.name}: {scorer.how}; {scorer.batch_tokens:,} tokens a pass, or one request that is longer")
+        scorer = Scorer(
+            evaluated.model, batch_tokens, out / "journal", evaluated.weights_sha256, progress
+        )
+        say(
+            f"{evaluated.name}: {scorer.how}; {scorer.batch_tokens:,} tokens a pass, or one request"
+            " that is longer"
+        )
         answered, samples = _by_harness(evaluated, asking, tasks, chosen, scorer)
         say("a second scorer reads a sample of the requests again, one at a time")
         opinion = _second_opinion(evaluated, asking, answered)
-        say(f"a second scorer agrees on {opinion['checked']} requests: {opinion['largest']:.1e} nats a token at most")
+        say(
+            f"a second scorer agrees on {opinion['checked']} requests: {opinion['largest']:.1e}"
+            " nats a token at most"
+        )
         records = [record_of(one, score, str(evaluated.model.dtype)) for one, score in answered]
         documents = _documents(tasks, samples, [record.model_dump() for record in records])
         result = {
             "identity": told.model_dump(mode="json"),
-            "scorer": {"batch_tokens": scorer.batch_tokens, "how": scorer.how, "computed_tokens": scorer.computed},
+            "scorer": {
+                "batch_tokens": scorer.batch_tokens,
+                "how": scorer.how,
+                "computed_tokens": scorer.computed,
+            },
             "environment": _environment(evaluated),
-            "tokenizer_begin": evaluated.texts.begin.tolist(),  # ids that the tokenizer puts before each text
+            # ids that the tokenizer puts before each text
+            "tokenizer_begin": evaluated.texts.begin.tolist(),
             "requests_sha256": multiset_sha256(multiset(records)),
             "audit": [count.model_dump() for count in counts(records)],
             "second_opinion": opinion,
@@ -166,8 +208,16 @@ def same(one: Identity, other: Identity) -> bool:
 
 def _apart(one: Identity, other: Identity) -> str:
     """In which values two identities differ."""
-    pairs = [(name, getattr(one, name), getattr(other, name)) for name in Identity.model_fields if name != "model"]
-    return "; ".join(f"{name} {kept!r} there, {asked!r} asked for" for name, kept, asked in pairs if kept != asked)
+    pairs = [
+        (name, getattr(one, name), getattr(other, name))
+        for name in Identity.model_fields
+        if name != "model"
+    ]
+    return "; ".join(
+        f"{name} {kept!r} there, {asked!r} asked for"
+        for name, kept, asked in pairs
+        if kept != asked
+    )
 
 
 def identity(evaluated: Evaluated, asking: Asking) -> Identity:
@@ -198,7 +248,11 @@ def _rows(asking: Asking) -> str:
 
 
 def _by_harness(
-    evaluated: Evaluated, asking: Asking, tasks: Sequence[TaskOf], chosen: dict[str, list[int]], scorer: Scorer
+    evaluated: Evaluated,
+    asking: Asking,
+    tasks: Sequence[TaskOf],
+    chosen: dict[str, list[int]],
+    scorer: Scorer,
 ) -> tuple[list[tuple[Request, Score]], dict[str, list[dict[str, Any]]]]:
     """Requests with their scores, and lm-eval's own samples by task."""
     from lm_eval.evaluator import evaluate as run
@@ -211,7 +265,9 @@ def _by_harness(
     return model.answered, found["samples"]
 
 
-def _second_opinion(evaluated: Evaluated, asking: Asking, answered: Sequence[tuple[Request, Score]]) -> dict[str, Any]:
+def _second_opinion(
+    evaluated: Evaluated, asking: Asking, answered: Sequence[tuple[Request, Score]]
+) -> dict[str, Any]:
     claims = [
         Claim(
             one.asked.task.partition("/")[0],
@@ -225,30 +281,50 @@ def _second_opinion(evaluated: Evaluated, asking: Asking, answered: Sequence[tup
         for one, score in answered
     ]
     drawn = sample(claims, CHECKED, asking.seed)
-    return asdict(check(evaluated.model, evaluated.texts.tokenizer, drawn, asking.limit, asking.prefix))
+    return asdict(
+        check(evaluated.model, evaluated.texts.tokenizer, drawn, asking.limit, asking.prefix)
+    )
 
 
 def _documents(
-    tasks: Sequence[TaskOf], samples: dict[str, list[dict[str, Any]]], records: Sequence[dict[str, Any]]
+    tasks: Sequence[TaskOf],
+    samples: dict[str, list[dict[str, Any]]],
+    records: Sequence[dict[str, Any]],
 ) -> list[dict[str, Any]]:
     by_task: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         by_task[record["task"]].append(record)
-    return [one for task in tasks for one in document_records(task, samples[task.name], by_task[task.name])]
+    return [
+        one
+        for task in tasks
+        for one in document_records(task, samples[task.name], by_task[task.name])
+    ]
 
 
-def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By benchmark: its metrics over documents, as fractions. Perplexities and bits per byte where they are what is meant; a
-    perplexity that overflows is None. Of multiple choice also the ties (`ties_of`)."""
+def results(
+    benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """By benchmark: its metrics over documents, as fractions. Perplexities and bits per byte where
+    they are what is meant; a perplexity that overflows is None. Of multiple choice also the ties
+    (`ties_of`).
+    """
     found = {}
     for one in benchmarks:
         some = [record for record in documents if record["task"].partition("/")[0] == one.name]
         told: dict[str, Any] = {"documents": len(some)}
         if one.endpoint == "bits_per_byte":
-            nats, words, size = (math.fsum(record[key] for record in some) for key in ("nats", "words", "bytes"))
+            nats, words, size = (
+                math.fsum(record[key] for record in some) for key in ("nats", "words", "bytes")
+            )
             lost = [record["lost_bytes"] for record in some]
-            told |= {"word_perplexity": perplexity(nats / words), "byte_perplexity": perplexity(nats / size)}
-            told |= {"bits_per_byte": nats / size / math.log(2), "lost_bytes": None if None in lost else sum(lost)}
+            told |= {
+                "word_perplexity": perplexity(nats / words),
+                "byte_perplexity": perplexity(nats / size),
+            }
+            told |= {
+                "bits_per_byte": nats / size / math.log(2),
+                "lost_bytes": None if None in lost else sum(lost),
+            }
         else:
             for name in ("acc", "acc_norm"):
                 values = [record["metrics"][name] for record in some if name in record["metrics"]]
@@ -257,7 +333,9 @@ def results(benchmarks: Sequence[Benchmark], documents: Sequence[dict[str, Any]]
             if some and "choices" in some[0]:
                 told["ties"] = ties_of(some)
             elif some:
-                told["perplexity"] = perplexity(math.fsum(record["nats"] for record in some) / len(some))
+                told["perplexity"] = perplexity(
+                    math.fsum(record["nats"] for record in some) / len(some)
+                )
         found[one.name] = told
     return found
 
@@ -272,18 +350,28 @@ def _sensitivity(
     found: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for one in asking.benchmarks:
         some = [record for record in documents if record["task"].partition("/")[0] == one.name]
-        for name, value in (("truncation", sensitivity.of_truncation(some)), ("averages", sensitivity.of_averages(some))):
+        for name, value in (
+            ("truncation", sensitivity.of_truncation(some)),
+            ("averages", sensitivity.of_averages(some)),
+        ):
             if value is not None:
                 found[name][one.name] = value
         if some and "choices" in some[0]:
             found["norms"][one.name] = sensitivity.of_norms(some)
             if one.letters:
                 found["letters"][one.name] = sensitivity.of_letters(some)
-    return {**found, "prefix": sensitivity.of_prefix(answered, [None, _other_prefix(evaluated.texts, asking)], scorer.score)}
+    return {
+        **found,
+        "prefix": sensitivity.of_prefix(
+            answered, [None, _other_prefix(evaluated.texts, asking)], scorer.score
+        ),
+    }
 
 
 def _other_prefix(texts: Texts, asking: Asking) -> int:
-    """A token to try before an empty context: a line break's, or the first that a text of one letter has."""
+    """A token to try before an empty context: a line break's, or the first that a text of one
+    letter has.
+    """
     some = (int(ids[-1]) for ids in (texts.plain(text) for text in ("\n", "a", "e")) if len(ids))
     return next((token for token in some if token != asking.prefix), int(asking.prefix == 0))
 

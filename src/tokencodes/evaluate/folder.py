@@ -1,4 +1,5 @@
-"""What lies in an evaluation's folder, as records. They are checked when they are written and when they are read.
+"""What lies in an evaluation's folder, as records. They are checked when they are written and when
+they are read.
 
 evaluation.json      one `EvaluationRecord`
 documents.jsonl.gz   one `DocumentRecord` a line
@@ -30,7 +31,9 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 class Identity(Record):
-    """What makes two evaluations the same one. run: the run that the model comes from; None where that is not known."""
+    """What makes two evaluations the same one. run: the run that the model comes from; None where
+    that is not known.
+    """
 
     model: str
     weights_sha256: Sha256
@@ -87,7 +90,9 @@ class Ties(Record):
 
 
 class BenchmarkResult(Record):
-    """The metrics of a benchmark over its documents; those that it has not are absent. ties: by accuracy."""
+    """The metrics of a benchmark over its documents; those that it has not are absent. ties: by
+    accuracy.
+    """
 
     documents: Positive
     acc: float | None = None
@@ -102,7 +107,11 @@ class BenchmarkResult(Record):
     @property
     def given(self) -> dict[str, float | None]:
         """The metrics that it has, by name. None: a perplexity that overflows."""
-        names = [name for name in type(self).model_fields if name in self.model_fields_set - {*NOT_METRICS}]
+        names = [
+            name
+            for name in type(self).model_fields
+            if name in self.model_fields_set - {*NOT_METRICS}
+        ]
         return {name: getattr(self, name) for name in names}
 
 
@@ -166,8 +175,9 @@ class Sensitivity(Record):
 
 
 class EvaluationRecord(Record):
-    """evaluation.json: what was evaluated, on what, how, and the results. tokenizer_begin: ids that the tokenizer puts before
-    each text."""
+    """evaluation.json: what was evaluated, on what, how, and the results. tokenizer_begin: ids that
+    the tokenizer puts before each text.
+    """
 
     identity: Identity
     scorer: ScorerRecord
@@ -181,7 +191,10 @@ class EvaluationRecord(Record):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        for name, given in (("results", [*self.results]), ("audit", [count.name for count in self.audit])):
+        for name, given in (
+            ("results", [*self.results]),
+            ("audit", [count.name for count in self.audit]),
+        ):
             if sorted(given) != sorted(self.identity.benchmarks):
                 raise ValueError(f"the benchmarks of {name} are not those of identity.benchmarks")
         return self
@@ -194,9 +207,10 @@ class EvaluationRecord(Record):
 class DocumentRecord(Record):
     """What became of one document.
 
-    A document with choices has `choices`, `gold`, `log_probs` (nats, one a choice), `taken` (the choice by each norm) and
-    `equal_best` (how many choices share the best number, by norm). Every other has `nats` and `tokens`. A rolling one has
-    `words` and `bytes` too. metrics: None where only the sums over all documents give the metric.
+    A document with choices has `choices`, `gold`, `log_probs` (nats, one a choice), `taken` (the
+    choice by each norm) and `equal_best` (how many choices share the best number, by norm). Every
+    other has `nats` and `tokens`. A rolling one has `words` and `bytes` too. metrics: None where
+    only the sums over all documents give the metric.
     """
 
     task: str
@@ -235,7 +249,13 @@ class DocumentRecord(Record):
     @property
     def kind(self) -> Literal["choices", "rolling", "text"]:
         """Whether it has choices, is scored window by window for bits per byte, or is completed."""
-        return "choices" if self.choices is not None else "rolling" if self.bytes is not None else "text"
+        return (
+            "choices"
+            if self.choices is not None
+            else "rolling"
+            if self.bytes is not None
+            else "text"
+        )
 
     @property
     def benchmark(self) -> str:
@@ -268,7 +288,9 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
     memory = io.BytesIO()
     with gzip.GzipFile(fileobj=memory, mode="wb", mtime=0, compresslevel=6) as file:
         for record in records:
-            line = json.dumps(record.model_dump(exclude_unset=True), ensure_ascii=False, allow_nan=False)
+            line = json.dumps(
+                record.model_dump(exclude_unset=True), ensure_ascii=False, allow_nan=False
+            )
             file.write(line.encode() + b"\n")
     write_bytes(path, memory.getvalue())
 
@@ -283,13 +305,16 @@ def read_records(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:
                 try:
                     yield kind.model_validate_json(line)
                 except ValidationError as error:
-                    raise InputError(f"{path}, line {number}: {first_complaint(error)}; {WAY_OUT}") from None
+                    raise InputError(
+                        f"{path}, line {number}: {first_complaint(error)}; {WAY_OUT}"
+                    ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: damaged ({error}); {WAY_OUT}") from None
 
 
 def read_documents(folder: Path, evaluation: EvaluationRecord) -> list[DocumentRecord]:
-    """Every document of an evaluation. InputError: they are not those that evaluation.json counts."""
+    """Every document of an evaluation.
+    InputError: they are not those that evaluation.json counts."""
     path = folder / DOCUMENTS
     documents = list(read_records(path, DocumentRecord))
     by_benchmark: dict[str, list[DocumentRecord]] = {}
@@ -297,13 +322,20 @@ def read_documents(folder: Path, evaluation: EvaluationRecord) -> list[DocumentR
         by_benchmark.setdefault(document.benchmark, []).append(document)
     other = by_benchmark.keys() - evaluation.results.keys()
     if other:
-        raise InputError(f"{path}: documents of {min(other)}, of which evaluation.json has no result; {WAY_OUT}")
+        raise InputError(
+            f"{path}: documents of {min(other)}, of which evaluation.json has no result; {WAY_OUT}"
+        )
     for name, result in evaluation.results.items():
         own = by_benchmark.get(name, [])
         if len(own) != result.documents:
-            raise InputError(f"{path}: {len(own):,} documents of {name}; evaluation.json has {result.documents:,}; {WAY_OUT}")
+            raise InputError(
+                f"{path}: {len(own):,} documents of {name}; evaluation.json has"
+                f" {result.documents:,}; {WAY_OUT}"
+            )
         if len({tuple(document.values()) for document in own}) > 1:
-            raise InputError(f"{path}: the documents of {name} do not have the same metrics; {WAY_OUT}")
+            raise InputError(
+                f"{path}: the documents of {name} do not have the same metrics; {WAY_OUT}"
+            )
     return documents
 
 

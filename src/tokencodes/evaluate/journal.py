@@ -2,9 +2,11 @@
 
 journal/
   batch.json              tokens of a pass, as the evaluation was begun
-  passes-NAME.jsonl       one line a pass: its number, log-probabilities, greedy flags, and a SHA-256 over all of these
+  passes-NAME.jsonl       one line a pass: its number, log-probabilities, greedy flags,
+                          and a SHA-256 over all of these
 
-NAME is for one model and one plan. It is part of what is hashed, so a line of another journal is not believed either.
+NAME is for one model and one plan. It is part of what is hashed, so a line of another journal is
+not believed either.
 """
 
 import hashlib
@@ -34,7 +36,9 @@ class Batch(Record):
 
 
 class Line(Record):
-    """One pass: log-probabilities in nats and whether each token was the most likely one, for all that is asked for there."""
+    """One pass: log-probabilities in nats and whether each token was the most likely one, for all
+    that is asked for there.
+    """
 
     number: Annotated[int, Field(ge=0, alias="pass")]
     log_probs: tuple[float, ...]
@@ -43,7 +47,9 @@ class Line(Record):
 
 
 def noted_batch(folder: Path | None) -> int | None:
-    """The batch size with which an evaluation was begun; None where none was. InputError if the file is damaged."""
+    """The batch size with which an evaluation was begun; None where none was. InputError if the
+    file is damaged.
+    """
     place = folder / BATCH_FILE if folder else None
     return read_record(place, Batch, WAY_OUT).batch_tokens if place and place.is_file() else None
 
@@ -51,10 +57,13 @@ def noted_batch(folder: Path | None) -> int | None:
 class Journal:
     """The passes of one model and one plan that are done. Without a folder nothing is kept.
 
-    sizes: how many log-probabilities each pass of the plan has. InputError names the file and the line that is damaged.
+    sizes: how many log-probabilities each pass of the plan has. InputError names the file and the
+    line that is damaged.
     """
 
-    def __init__(self, folder: Path | None, name: str, batch_tokens: int, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, folder: Path | None, name: str, batch_tokens: int, sizes: Sequence[int]
+    ) -> None:
         self.batch_tokens, self.name = batch_tokens, name
         self.path = folder / f"passes-{name}.jsonl" if folder else None
         self.done: dict[int, Answer] = {}
@@ -64,10 +73,17 @@ class Journal:
 
     def _read(self, path: Path, sizes: Sequence[int]) -> None:
         for at, line in enumerate(checked_lines(read_json_lines(path), Line, path, WAY_OUT), 1):
-            with np.errstate(over="ignore"):  # too large a number becomes infinite, and another hash
-                log_probs, best = np.array(line.log_probs).astype(np.float32), np.array(line.best, dtype=bool)
+            # too large a number becomes infinite, and another hash
+            with np.errstate(over="ignore"):
+                log_probs, best = (
+                    np.array(line.log_probs).astype(np.float32),
+                    np.array(line.best, dtype=bool),
+                )
             if self._sha256(line.number, log_probs, best) != line.sha256:
-                raise InputError(f"{path}, line {at}: its SHA-256 is not that of its values in this journal; {WAY_OUT}")
+                raise InputError(
+                    f"{path}, line {at}: its SHA-256 is not that of its values in this journal;"
+                    f" {WAY_OUT}"
+                )
             if line.number >= len(sizes) or {len(log_probs), len(best)} != {sizes[line.number]}:
                 raise InputError(f"{path}, line {at}: no pass of this evaluation; {WAY_OUT}")
             self.done[line.number] = log_probs, best
@@ -92,7 +108,11 @@ class Journal:
         """Writes down one pass."""
         if self._file:
             log_probs, best = answer
-            line = {"pass": number, "log_probs": log_probs.tolist(), "best": best.astype(int).tolist()}
+            line = {
+                "pass": number,
+                "log_probs": log_probs.tolist(),
+                "best": best.astype(int).tolist(),
+            }
             line["sha256"] = self._sha256(number, log_probs, best)
             self._file.write(json.dumps(line).encode() + b"\n")
             self._file.flush()

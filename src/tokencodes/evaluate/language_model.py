@@ -7,7 +7,14 @@ import numpy as np
 from lm_eval.api.model import TemplateLM
 
 from tokencodes.errors import InputError
-from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request, pair_requests, rolling_requests
+from tokencodes.evaluate.requests import (
+    CHOICE,
+    ROLLING,
+    Asked,
+    Request,
+    pair_requests,
+    rolling_requests,
+)
 from tokencodes.evaluate.scorer import Score, Scorer
 from tokencodes.evaluate.texts import Texts
 
@@ -15,12 +22,18 @@ from tokencodes.evaluate.texts import Texts
 class LanguageModel(TemplateLM):
     """Answers log-likelihood requests by a `Scorer`; nothing is generated.
 
-    limit: tokens that are read at once. prefix: the token that stands for an empty context, None for none. chosen: where only
-    some documents of a task are scored, their numbers, by task; lm-eval counts anew from 0.
+    limit: tokens that are read at once. prefix: the token that stands for an empty context, None
+    for none. chosen: where only some documents of a task are scored, their numbers, by task;
+    lm-eval counts anew from 0.
     """
 
     def __init__(
-        self, scorer: Scorer, texts: Texts, limit: int, prefix: int | None, chosen: Mapping[str, Sequence[int]] | None = None
+        self,
+        scorer: Scorer,
+        texts: Texts,
+        limit: int,
+        prefix: int | None,
+        chosen: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         super().__init__()
         self.scorer, self.texts, self.limit, self.prefix = scorer, texts, limit, prefix
@@ -32,20 +45,33 @@ class LanguageModel(TemplateLM):
         """lm-eval's prefix token."""
         return -1 if self.prefix is None else self.prefix
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
         """Ids of one text."""
-        ids = self.texts.plain(string) if add_special_tokens is False else self.texts.encode([string])[0]
+        ids = (
+            self.texts.plain(string)
+            if add_special_tokens is False
+            else self.texts.encode([string])[0]
+        )
         return [int(id) for id in ids]
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """See lm-eval. `requests` are its Instances."""
         asked = [self._who(one, one.idx, CHOICE) for one in requests]
         pairs = [one.args for one in requests]
         return [
-            (one.total, one.greedy) for one in self._answer(pair_requests(pairs, asked, self.texts, self.limit, self.prefix))
+            (one.total, one.greedy)
+            for one in self._answer(
+                pair_requests(pairs, asked, self.texts, self.limit, self.prefix)
+            )
         ]
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
         """See lm-eval."""
         asked = [self._who(one, 0, ROLLING) for one in requests]
         texts = [one.args[0] for one in requests]
@@ -72,12 +98,19 @@ class LanguageModel(TemplateLM):
         found = []
         for number, (_, context, scored) in enumerate(requests):
             if len(scored) > self.limit:
-                raise InputError(f"request {number}: {len(scored)} tokens to score, and the model reads {self.limit}")
+                raise InputError(
+                    f"request {number}: {len(scored)} tokens to score, and the model reads"
+                    f" {self.limit}"
+                )
             dropped = max(0, len(context) + len(scored) - (self.limit + 1))
             ids = [np.array(some, dtype=np.uint32) for some in (context[dropped:], scored)]
-            found.append(Request(Asked("", number, 0), ids[0], ids[1], dropped, None, None, "", "", ("", "")))
+            found.append(
+                Request(Asked("", number, 0), ids[0], ids[1], dropped, None, None, "", "", ("", ""))
+            )
         return [(one.total, one.greedy) for one in self._answer(found)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Refused."""
-        raise InputError("this evaluation scores continuations and generates none; leave out tasks that generate")
+        raise InputError(
+            "this evaluation scores continuations and generates none; leave out tasks that generate"
+        )

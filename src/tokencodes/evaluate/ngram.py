@@ -1,8 +1,10 @@
-"""N-gram baselines: what counting alone reaches on the same held-out tokens, fitted to the training text.
+"""N-gram baselines: what counting alone reaches on the same held-out tokens, fitted to the training
+text.
 
 unigram  add-one: p(t) = (n(t) + 1) / (N + V).
 bigram   Witten-Bell, interpolated with the unigram (I. Witten & T. Bell, 1991): p(t | s) =
-         (n(s t) + u(s) p(t)) / (n(s) + u(s)), u(s) the number of distinct tokens seen after s. It has no free parameter.
+         (n(s t) + u(s) p(t)) / (n(s) + u(s)), u(s) the number of distinct tokens seen after s. It
+         has no free parameter.
 """
 
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ class NgramLosses:
 
 
 def fit_and_score(dataset: Corpus, ids_NT1: NDArray[np.int64]) -> NgramLosses:
-    """Counts all training documents (end-of-text included), scores the N·T tokens of held-out windows int64[N, T + 1]."""
+    """Counts all training documents (end-of-text included), scores the N·T tokens of held-out
+    windows int64[N, T + 1].
+    """
     size = dataset.vocab_size
     counts_V = token_counts(dataset)
     pairs: list[NDArray[np.int64]] = []
@@ -43,5 +47,9 @@ def fit_and_score(dataset: Corpus, ids_NT1: NDArray[np.int64]) -> NgramLosses:
     seen = np.where(pair_keys[places] == keys, pair_counts[places], 0)
     total = followed_V[before] + distinct_V[before]
     # A token that nothing ever followed falls back to the unigram.
-    bigram = np.where(total > 0, (seen + distinct_V[before] * unigram_V[targets]) / np.maximum(total, 1), unigram_V[targets])
+    bigram = np.where(
+        total > 0,
+        (seen + distinct_V[before] * unigram_V[targets]) / np.maximum(total, 1),
+        unigram_V[targets],
+    )
     return NgramLosses(float(-np.log(unigram_V[targets]).mean()), float(-np.log(bigram).mean()))

@@ -1,7 +1,8 @@
 """The run that an evaluated model comes from: its arm, its seed, its study.
 
-Two runs are a matched pair if they began from the same body and head and saw the same windows. The name of a folder shows
-nothing of that. So a contrast pairs evaluations by what the runs themselves have on record.
+Two runs are a matched pair if they began from the same body and head and saw the same windows. The
+name of a folder shows nothing of that. So a contrast pairs evaluations by what the runs themselves
+have on record.
 """
 
 import hashlib
@@ -22,9 +23,10 @@ WAY_OUT = "take the whole run's folder as it was trained"
 class RunOrigin(Record):
     """What identifies a run.
 
-    study_sha256: of its dataset and of the recipe that all arms of a study share. optimizer_sha256: of its optimizer settings,
-    which an arm may change. start_sha256: of body and head before the first step. windows_sha256: of the windows of all
-    steps so far. The last two are the same in every arm of a seed.
+    study_sha256: of its dataset and of the recipe that all arms of a study share. optimizer_sha256:
+    of its optimizer settings, which an arm may change. start_sha256: of body and head before the
+    first step. windows_sha256: of the windows of all steps so far. The last two are the same in
+    every arm of a seed.
     """
 
     arm: str
@@ -55,11 +57,14 @@ class _Recipe(Known):
 
 
 def run_of(origin: Origin | None) -> RunOrigin | None:
-    """What identifies the run of a checkpoint or a model; None where no run is known, or where it no longer has the checkpoint
-    of that step. InputError: its records are damaged."""
+    """What identifies the run of a checkpoint or a model; None where no run is known, or where it
+    no longer has the checkpoint of that step. InputError: its records are damaged.
+    """
     if origin is None:
         return None
-    config = checked(read_toml(origin.folder / "config.toml"), _Recipe, f"{origin.folder}/config.toml", WAY_OUT)
+    config = checked(
+        read_toml(origin.folder / "config.toml"), _Recipe, f"{origin.folder}/config.toml", WAY_OUT
+    )
     ended: ResultRecord | TrainState
     kept = origin.folder / "checkpoints" / f"step-{origin.step:08d}"
     if origin.result is not None and origin.step == origin.result.steps:
@@ -68,7 +73,13 @@ def run_of(origin: Origin | None) -> RunOrigin | None:
         file, ended = kept / "state.json", read_state(kept)
     else:
         return None
-    shared = [config.model, config.batch, config.budget, config.engine.precision, ended.dataset_fingerprint]
+    shared = [
+        config.model,
+        config.batch,
+        config.budget,
+        config.engine.precision,
+        ended.dataset_fingerprint,
+    ]
     value = {
         "arm": origin.config.arm,
         "seed": origin.config.seed,

@@ -1,8 +1,10 @@
-"""A pass of pieces through a transformers model: every layer sees all tokens in one row, and only attention knows of pieces.
+"""A pass of pieces through a transformers model: every layer sees all tokens in one row, and only
+attention knows of pieces.
 
-The model's own forward runs, with another attention function in its place: each piece attends to itself as its tree has it, and
-to the keys and values that the piece it continues has left. Models whose attention does more than that (a window, soft capping,
-sinks) or goes another way are refused, and are scored without sharing (`rows`).
+The model's own forward runs, with another attention function in its place: each piece attends to
+itself as its tree has it, and to the keys and values that the piece it continues has left. Models
+whose attention does more than that (a window, soft capping, sinks) or goes another way are refused,
+and are scored without sharing (`rows`).
 """
 
 from collections.abc import Iterator
@@ -20,8 +22,8 @@ from tokencodes.evaluate.plan import Pass, Piece
 
 Kept = tuple[Tensor, Tensor]  # keys and values, [heads, start + M + room, channels] each
 AT_ONCE = 128  # positions whose logits exist at a time
-# A call of attention of its own costs as much as so many pairs of query and key, and copying a key to it as these: about
-# 60 and 0.3 microseconds a block, at 576 channels on two cores.
+# A call of attention of its own costs as much as so many pairs of query and key, and copying a key
+# to it as these: about 60 and 0.3 microseconds a block, at 576 channels on two cores.
 CALL, COPY = 2000, 10
 BEYOND = ("sliding_window", "softcap", "s_aux", "position_bias")
 
@@ -32,19 +34,26 @@ class Unsupported(Exception):
 
 @dataclass(eq=False)
 class Packed:
-    """Logits of passes, in the order of their plan. Keys and values that no later piece needs are dropped."""
+    """Logits of passes, in the order of their plan. Keys and values that no later piece needs are
+    dropped.
+    """
 
     model: PreTrainedModel
-    kept: dict[int, dict[int, Kept]] = field(default_factory=dict)  # id of a piece -> layer -> keys and values
+    # id of a piece -> layer -> keys and values
+    kept: dict[int, dict[int, Kept]] = field(default_factory=dict)
     _pieces: list[Piece] = field(default_factory=list)
     _parts: list[list["_Part"]] = field(default_factory=list)
     _seen: int = 0  # calls of attention in this pass
 
     def logits(self, one: Pass, rows: Tensor) -> Iterator[Tensor]:
-        """Logits [R, V] in float32 after some of the pass's tokens, int64[..], a part of them at a time."""
+        """Logits [R, V] in float32 after some of the pass's tokens, int64[..], a part of them at a
+        time.
+        """
         hidden, head = self._hidden(one), self.model.get_output_embeddings()
         for part in rows.split(AT_ONCE):
-            if type(head) is nn.Linear and head.bias is None:  # so laid out, the product is faster by a fifth on a CPU
+            if (
+                type(head) is nn.Linear and head.bias is None
+            ):  # so laid out, the product is faster by a fifth on a CPU
                 yield (head.weight @ hidden[part].T).T.float()
             else:
                 yield head(hidden[part]).float()
@@ -55,10 +64,16 @@ class Packed:
         self.kept = {piece: held for piece, held in self.kept.items() if piece in alive}
         self._pieces, self._seen = one.pieces, 0
         self._parts = [_parts_of(piece, device) for piece in one.pieces]
-        ids = torch.cat([torch.from_numpy(piece.tokens.astype("int64")) for piece in one.pieces]).to(device)
-        places = torch.cat([torch.from_numpy(piece.start + piece.depth) for piece in one.pieces]).to(device)
+        ids = torch.cat(
+            [torch.from_numpy(piece.tokens.astype("int64")) for piece in one.pieces]
+        ).to(device)
+        places = torch.cat(
+            [torch.from_numpy(piece.start + piece.depth) for piece in one.pieces]
+        ).to(device)
         with self._attention():
-            found = self.model.base_model(input_ids=ids[None], position_ids=places[None], use_cache=False)
+            found = self.model.base_model(
+                input_ids=ids[None], position_ids=places[None], use_cache=False
+            )
         if not self._seen:
             raise Unsupported("its attention cannot be replaced")
         hidden: Tensor = found[0][0]
@@ -76,12 +91,23 @@ class Packed:
             AttentionInterface._global_mapping.pop(name, None)
 
     def _attend(
-        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **told: Any
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        *args: Any,
+        **told: Any,
     ) -> tuple[Tensor, None]:
-        """query [1, heads, N, channels], key and value [1, key heads, N, channels] -> [1, N, heads, channels]."""
+        """query [1, heads, N, channels], key and value [1, key heads, N, channels] -> [1, N, heads,
+        channels].
+        """
         beyond = [name for name in BEYOND if told.get(name) is not None]
         if beyond or mask is not None or query.shape[2] != key.shape[2]:
-            raise Unsupported(f"its attention asks for {', '.join(beyond) or 'a mask or keys of its own'}")
+            raise Unsupported(
+                f"its attention asks for {', '.join(beyond) or 'a mask or keys of its own'}"
+            )
         self._seen += 1
         layer, row, parts = int(module.layer_idx), 0, []  # type: ignore[arg-type]
         for piece, split in zip(self._pieces, self._parts, strict=True):
@@ -91,19 +117,25 @@ class Packed:
                 keys, values = self._with_kept(piece, layer, keys, values)
             for part in split:
                 own = query[0, :, row + part.begin : row + part.end]
-                parts.append(_attention_of(own, part.of(keys), part.of(values), part.mask, told.get("scaling")))
+                parts.append(
+                    _attention_of(
+                        own, part.of(keys), part.of(values), part.mask, told.get("scaling")
+                    )
+                )
             row = rows.stop
         return torch.cat(parts, dim=1).transpose(0, 1)[None], None
 
     def _with_kept(self, piece: Piece, layer: int, keys: Tensor, values: Tensor) -> Kept:
-        """Keys and values from the root on. Those of a kept piece lie in memory with room behind them, so that a piece that
-        continues it writes its own there, and nothing is copied for it."""
+        """Keys and values from the root on. Those of a kept piece lie in memory with room behind
+        them, so that a piece that continues it writes its own there, and nothing is copied for it.
+        """
         before = self.kept[id(piece.continues)][layer] if piece.continues is not None else None
         end = piece.start + len(piece.tokens)
         if piece.kept:
             both = []
             for own, old in zip((keys, values), before or (None, None), strict=True):
-                # NaN, not memory as it is: a key that nobody wrote makes every score NaN that sees it.
+                # NaN, not memory as it is: a key that nobody wrote makes every score NaN that sees
+                # it.
                 held = own.new_full((own.shape[0], end + piece.room, own.shape[2]), torch.nan)
                 if old is not None:
                     held[:, : piece.start] = old[:, : piece.start]
@@ -125,8 +157,10 @@ def _chain(pieces: list[Piece]) -> Iterator[Piece]:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Tokens begin..end of a piece, the ranges of keys that lie before them, counted from the root, and which of all these each
-    of them sees: bool[end - begin, keys]; None where that is all up to it, and nothing before the part."""
+    """Tokens begin..end of a piece, the ranges of keys that lie before them, counted from the root,
+    and which of all these each of them sees: bool[end - begin, keys]; None where that is all up to
+    it, and nothing before the part.
+    """
 
     begin: int
     end: int
@@ -140,7 +174,9 @@ class _Part:
 
 
 def _parts_of(piece: Piece, device: torch.device) -> list[_Part]:
-    """A piece cut where its branches part, as far as that saves more pairs of query and key that masks hide than it costs."""
+    """A piece cut where its branches part, as far as that saves more pairs of query and key that
+    masks hide than it costs.
+    """
     found: list[_Part] = []
     waiting: list[tuple[int, int, tuple[tuple[int, int], ...]]] = [(0, len(piece.tokens), ())]
     while waiting:
@@ -152,7 +188,11 @@ def _parts_of(piece: Piece, device: torch.device) -> list[_Part]:
             first = children[-1][1]
         before = piece.start + sum(stop - start for start, stop in above)
         shared, size = before + trunk - begin, end - begin
-        hidden = size * (before + size) - (trunk - begin) * shared - sum((b - a) * (shared + b - a) for a, b in children)
+        hidden = (
+            size * (before + size)
+            - (trunk - begin) * shared
+            - sum((b - a) * (shared + b - a) for a, b in children)
+        )
         if len(children) < 2 or hidden <= len(children) * (CALL + COPY * shared):
             found.append(_part(piece, begin, end, above, device))
             continue
@@ -163,29 +203,44 @@ def _parts_of(piece: Piece, device: torch.device) -> list[_Part]:
     return found
 
 
-def _part(piece: Piece, begin: int, end: int, above: tuple[tuple[int, int], ...], device: torch.device) -> _Part:
+def _part(
+    piece: Piece, begin: int, end: int, above: tuple[tuple[int, int], ...], device: torch.device
+) -> _Part:
     last = torch.from_numpy(np.minimum(piece.last[begin:end], end - 1) - begin).to(device)
     own = torch.arange(end - begin, device=device)
     seen = (own[None] <= own[:, None]) & (own[:, None] <= last[None])
     ranges: list[tuple[int, int]] = []
     for first, stop in [(-piece.start, 0), *above, (begin, end)]:
-        if ranges and ranges[-1][1] == first + piece.start:  # next to each other: a view, nothing is copied
+        if (
+            ranges and ranges[-1][1] == first + piece.start
+        ):  # next to each other: a view, nothing is copied
             ranges[-1] = (ranges[-1][0], stop + piece.start)
         elif stop > first:
             ranges.append((first + piece.start, stop + piece.start))
     before = sum(stop - first for first, stop in ranges) - (end - begin)
     if not before and bool((last == end - begin - 1).all()):
         return _Part(begin, end, tuple(ranges), None)
-    return _Part(begin, end, tuple(ranges), torch.cat([seen.new_ones(end - begin, before), seen], dim=1))
+    return _Part(
+        begin, end, tuple(ranges), torch.cat([seen.new_ones(end - begin, before), seen], dim=1)
+    )
 
 
-def _attention_of(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """[heads, M, channels] of one piece. Query heads that share keys are put one below the other: no key is copied."""
+def _attention_of(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
+    """[heads, M, channels] of one piece. Query heads that share keys are put one below the other:
+    no key is copied.
+    """
     heads, size, channels = query.shape
     groups = heads // keys.shape[0]
     if mask is None:
         found = F.scaled_dot_product_attention(
-            query[None], keys[None], values[None], is_causal=True, scale=scaling, enable_gqa=groups > 1
+            query[None],
+            keys[None],
+            values[None],
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=groups > 1,
         )
         return found[0]
     folded = query.reshape(keys.shape[0], groups * size, channels)
@@ -197,16 +252,22 @@ def _attention_of(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
 
 @dataclass(eq=False)
 class Rows:
-    """The same by the model's own forward, a padded row for each piece, for models that cannot be packed. Nothing is shared."""
+    """The same by the model's own forward, a padded row for each piece, for models that cannot be
+    packed. Nothing is shared.
+    """
 
     model: PreTrainedModel
 
     def logits(self, one: Pass, rows: Tensor) -> Iterator[Tensor]:
         """See `Packed.logits`."""
         device = self.model.device
-        ids = nn.utils.rnn.pad_sequence([torch.from_numpy(piece.tokens.astype("int64")) for piece in one.pieces], True)
+        ids = nn.utils.rnn.pad_sequence(
+            [torch.from_numpy(piece.tokens.astype("int64")) for piece in one.pieces], True
+        )
         sizes = torch.tensor([len(piece.tokens) for piece in one.pieces])
         there = torch.arange(ids.shape[1])[None] < sizes[:, None]
-        told = self.model(input_ids=ids.to(device), attention_mask=there.long().to(device), use_cache=False)
+        told = self.model(
+            input_ids=ids.to(device), attention_mask=there.long().to(device), use_cache=False
+        )
         places = there.flatten().nonzero()[:, 0].to(device)
         yield told.logits.flatten(0, 1)[places[rows]].float()

@@ -1,9 +1,11 @@
 """Statistics of paired differences: two models on the same documents.
 
-Documents that share a passage, a subject or a page are no independent draws, so variances are of clusters: with residual sums
-s_g of G clusters, Var = G / (G - 1) · Σ s_g² / n² (Liang & Zeger, 1986, with the usual small-sample factor), and t has G - 1
-degrees of freedom. Ratios of sums over clusters of uneven size, such as bits per byte over 62 pages, get a BCa bootstrap of
-clusters (Efron, 1987); over fewer than 30, where that covers too little, the t interval of the linearised ratio.
+Documents that share a passage, a subject or a page are no independent draws, so variances are of
+clusters: with residual sums s_g of G clusters, Var = G / (G - 1) · Σ s_g² / n² (Liang & Zeger,
+1986, with the usual small-sample factor), and t has G - 1 degrees of freedom. Ratios of sums over
+clusters of uneven size, such as bits per byte over 62 pages, get a BCa bootstrap of clusters
+(Efron, 1987); over fewer than 30, where that covers too little, the t interval of the linearised
+ratio.
 """
 
 import math
@@ -23,8 +25,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Difference:
-    """other - base: estimate, standard error, interval, two-sided p of no difference; n documents in G clusters; whether every
-    single difference is 0. Where clusters do not vary no error can be told: interval NaN, p 1."""
+    """other - base: estimate, standard error, interval, two-sided p of no difference; n documents
+    in G clusters; whether every single difference is 0. Where clusters do not vary no error can be
+    told: interval NaN, p 1.
+    """
 
     estimate: float
     error: float
@@ -36,16 +40,18 @@ class Difference:
     identical: bool
 
     def detectable(self, tests: int = 1) -> float:
-        """The smallest difference that would be found with a power of 0.8 among so many tests, each at α / tests: what Holm's
-        procedure asks of the first. NaN where no error can be told."""
+        """The smallest difference that would be found with a power of 0.8 among so many tests, each
+        at α / tests: what Holm's procedure asks of the first. NaN where no error can be told.
+        """
         if self.error == 0:
             return math.nan
         alpha, freedom = (1 - CONFIDENCE) / tests, self.clusters - 1
         return float(stats.t.ppf(1 - alpha / 2, freedom) + stats.t.ppf(POWER, freedom)) * self.error
 
     def equivalence_p(self, margin: float) -> float:
-        """Of two one-sided t tests against -margin and +margin (Schuirmann, 1987): small where the difference is surely less.
-        NaN where no error can be told."""
+        """Of two one-sided t tests against -margin and +margin (Schuirmann, 1987): small where the
+        difference is surely less. NaN where no error can be told.
+        """
         if self.error == 0:
             return math.nan
         freedom = self.clusters - 1
@@ -55,7 +61,9 @@ class Difference:
 
 
 def mean_difference(values_N: Floats, clusters_N: Sequence[str]) -> Difference | None:
-    """Of the mean of paired differences; None for fewer than two clusters, from which no error can be told."""
+    """Of the mean of paired differences; None for fewer than two clusters, from which no error can
+    be told.
+    """
     _, of = np.unique(np.array(clusters_N, dtype=object).astype(str), return_inverse=True)
     count, size = int(of.max()) + 1, len(values_N)
     if count < 2:
@@ -66,9 +74,12 @@ def mean_difference(values_N: Floats, clusters_N: Sequence[str]) -> Difference |
     return _with_t(mean, error, size, count, not values_N.any())
 
 
-def ratio_difference(over_N: Floats, under_N: Floats, clusters_N: Sequence[str], seed: int = 0) -> Difference | None:
-    """Of sum(over) / sum(under), such as a difference in bits over bytes: BCa interval over clusters, if they are enough; p by
-    the t of the linearised ratio."""
+def ratio_difference(
+    over_N: Floats, under_N: Floats, clusters_N: Sequence[str], seed: int = 0
+) -> Difference | None:
+    """Of sum(over) / sum(under), such as a difference in bits over bytes: BCa interval over
+    clusters, if they are enough; p by the t of the linearised ratio.
+    """
     _, of = np.unique(np.array(clusters_N, dtype=object).astype(str), return_inverse=True)
     count, size = int(of.max()) + 1, len(over_N)
     if count < 2:
@@ -99,13 +110,16 @@ def _with_t(estimate: float, error: float, size: int, count: int, identical: boo
     freedom = count - 1
     reach = float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom)) * error
     p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
-    return Difference(estimate, error, estimate - reach, estimate + reach, p, size, count, identical)
+    return Difference(
+        estimate, error, estimate - reach, estimate + reach, p, size, count, identical
+    )
 
 
 @dataclass(frozen=True)
 class McNemar:
-    """Documents that only one of two models has right, and the exact p of their being equally many (McNemar, 1947); it takes
-    documents for independent draws."""
+    """Documents that only one of two models has right, and the exact p of their being equally many
+    (McNemar, 1947); it takes documents for independent draws.
+    """
 
     only_base: int
     only_other: int
@@ -120,7 +134,9 @@ def mcnemar(base_N: NDArray[np.bool_], other_N: NDArray[np.bool_]) -> McNemar:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p values of pre-declared endpoints: each below α is shown at the family-wise level α (Holm, 1979)."""
+    """Adjusted p values of pre-declared endpoints: each below α is shown at the family-wise level α
+    (Holm, 1979).
+    """
     values = np.array(p, dtype=np.float64)
     order = np.argsort(values)
     stepped = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1))
@@ -130,5 +146,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(p: Sequence[float]) -> list[float]:
-    """Adjusted p values of everything else: of those below α a share of at most α is expected to be false (1995)."""
+    """Adjusted p values of everything else: of those below α a share of at most α is expected to be
+    false (1995).
+    """
     return [float(value) for value in stats.false_discovery_control(p, method="bh")] if p else []

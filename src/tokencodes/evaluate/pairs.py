@@ -1,7 +1,9 @@
-"""Which evaluations belong together: by the run seeds that they have on record, not by the names of their folders.
+"""Which evaluations belong together: by the run seeds that they have on record, not by the names of
+their folders.
 
-Two runs of one seed are a matched pair if they began from the same body and head and saw the same windows. Models that come
-from no run have no seed on record. Several of them are paired by the names of their folders, and the contrast says so.
+Two runs of one seed are a matched pair if they began from the same body and head and saw the same
+windows. Models that come from no run have no seed on record. Several of them are paired by the
+names of their folders, and the contrast says so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 from tokencodes.errors import InputError
-from tokencodes.evaluate.folder import EVALUATION, DocumentRecord, EvaluationRecord, Identity, read_documents, read_evaluation
+from tokencodes.evaluate.folder import (
+    EVALUATION,
+    DocumentRecord,
+    EvaluationRecord,
+    Identity,
+    read_documents,
+    read_evaluation,
+)
 from tokencodes.evaluate.origin import RunOrigin
 
 
@@ -52,36 +61,51 @@ def open_evaluation(folder: Path) -> Evaluation:
 
 
 def sides(base: Path, other: Path) -> list[Pair]:
-    """Two evaluations; or the pairs of two folders that hold several, SUBFOLDER/ itself or SUBFOLDER/evaluation/ each."""
+    """Two evaluations; or the pairs of two folders that hold several, SUBFOLDER/ itself or
+    SUBFOLDER/evaluation/ each.
+    """
     if (base / EVALUATION).is_file() or (other / EVALUATION).is_file():
         return [(open_evaluation(base), open_evaluation(other))]
     folders = [_evaluations_in(side) for side in (base, other)]
     for side, within in zip((base, other), folders, strict=True):
         if not within:
-            raise InputError(f"{side}: neither an evaluation nor a folder of evaluations; `tokencodes evaluate` writes one")
+            raise InputError(
+                f"{side}: neither an evaluation nor a folder of evaluations; `tokencodes evaluate`"
+                " writes one"
+            )
     return paired(*([open_evaluation(folder) for folder in within] for within in folders))
 
 
 def _evaluations_in(side: Path) -> list[Path]:
-    return sorted(file.parent for pattern in ("*", "*/evaluation") for file in side.glob(f"{pattern}/{EVALUATION}"))
+    return sorted(
+        file.parent
+        for pattern in ("*", "*/evaluation")
+        for file in side.glob(f"{pattern}/{EVALUATION}")
+    )
 
 
 def paired(base: Sequence[Evaluation], other: Sequence[Evaluation]) -> list[Pair]:
-    """The pairs of two sides, by run seed. If no model comes from a run: by the names of the folders.
+    """The pairs of two sides, by run seed. If no model comes from a run: by the names of the
+    folders.
 
-    InputError: a seed stands twice on a side, or on one side only; some evaluations name their runs and others do not.
+    InputError: a seed stands twice on a side, or on one side only; some evaluations name their runs
+    and others do not.
     """
     known = [side for side in (*base, *other) if side.identity.run is not None]
     unknown = [side for side in (*base, *other) if side.identity.run is None]
     if known and unknown:
         raise InputError(
-            f"{known[0].folder} names the run that it comes from, {unknown[0].folder} does not, so seeds cannot be paired; "
-            "evaluate the run of the second anew, or contrast two evaluations at a time"
+            f"{known[0].folder} names the run that it comes from, {unknown[0].folder} does not, so"
+            " seeds cannot be paired; evaluate the run of the second anew, or contrast two"
+            " evaluations at a time"
         )
     of_base, of_other = _by_key(base), _by_key(other)
     for key in sorted(of_base.keys() ^ of_other.keys()):
         lone = (of_base | of_other)[key].folder
-        raise InputError(f"{lone}: {_shown(key)} is evaluated on one side only; evaluate it on the other, or take it away")
+        raise InputError(
+            f"{lone}: {_shown(key)} is evaluated on one side only; evaluate it on the other, or"
+            " take it away"
+        )
     return [(of_base[key], of_other[key]) for key in sorted(of_base)]
 
 
@@ -92,7 +116,10 @@ def _by_key(side: Iterable[Evaluation]) -> dict[Key, Evaluation]:
         name = folder.parent.name if folder.name == "evaluation" else folder.name
         key = (0, name) if run is None else (run.seed, "")
         if key in found:
-            raise InputError(f"{found[key].folder} and {folder}: both are {_shown(key)} of this side; take one of them away")
+            raise InputError(
+                f"{found[key].folder} and {folder}: both are {_shown(key)} of this side; take one"
+                " of them away"
+            )
         found[key] = evaluation
     return found
 
@@ -103,15 +130,18 @@ def _shown(key: Key) -> str:
 
 
 def pairing(pairs: Sequence[Pair]) -> Pairing | None:
-    """By what several pairs were made; None for one pair, which needs nothing in common but its requests."""
+    """By what several pairs were made; None for one pair, which needs nothing in common but its
+    requests.
+    """
     if len(pairs) < 2:
         return None
     return "folder names" if pairs[0][0].identity.run is None else "run seeds"
 
 
 def require_matched(pairs: Sequence[Pair]) -> None:
-    """InputError unless each side has run seeds of one interface, and both models of a pair began alike and saw the same
-    windows, as far as their runs are known."""
+    """InputError unless each side has run seeds of one interface, and both models of a pair began
+    alike and saw the same windows, as far as their runs are known.
+    """
     for side in zip(*pairs, strict=True):
         _require_seeds(side)
     for base, other in pairs:
@@ -125,8 +155,8 @@ def require_matched(pairs: Sequence[Pair]) -> None:
         ):
             if wanted != given:
                 raise InputError(
-                    f"{base.folder} and {other.folder} are no matched pair ({name}: {wanted} and {given}); name runs of one "
-                    "study, or contrast two evaluations at a time"
+                    f"{base.folder} and {other.folder} are no matched pair ({name}: {wanted} and"
+                    f" {given}); name runs of one study, or contrast two evaluations at a time"
                 )
 
 
@@ -138,21 +168,25 @@ def _require_seeds(side: Sequence[Evaluation]) -> None:
         identity, run = evaluation.identity, evaluation.identity.run
         if identity.weights_sha256 in seen:
             raise InputError(
-                f"{evaluation.folder}: the same weights as {seen[identity.weights_sha256]}, so no seed of its own; "
-                "name another run"
+                f"{evaluation.folder}: the same weights as {seen[identity.weights_sha256]}, so no"
+                " seed of its own; name another run"
             )
         seen[identity.weights_sha256] = evaluation.folder
         if (identity.interface, identity.step) != (first.identity.interface, first.identity.step):
             raise InputError(
-                f"{evaluation.folder}: interface {identity.interface}, step {identity.step}; {first.folder}: "
-                f"{first.identity.interface}, {first.identity.step}. A side has run seeds of one interface, "
-                "not checkpoints of a run"
+                f"{evaluation.folder}: interface {identity.interface}, step {identity.step};"
+                f" {first.folder}: {first.identity.interface}, {first.identity.step}. A side has"
+                " run seeds of one interface, not checkpoints of a run"
             )
         known = first.identity.run
-        if run is not None and known is not None and (run.arm, run.recipe) != (known.arm, known.recipe):
+        if (
+            run is not None
+            and known is not None
+            and (run.arm, run.recipe) != (known.arm, known.recipe)
+        ):
             raise InputError(
-                f"{first.folder} and {evaluation.folder} are no seeds of one arm of one study ({_recipe(known)}; "
-                f"{_recipe(run)}); name the runs of one arm"
+                f"{first.folder} and {evaluation.folder} are no seeds of one arm of one study"
+                f" ({_recipe(known)}; {_recipe(run)}); name the runs of one arm"
             )
 
 

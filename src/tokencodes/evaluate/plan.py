@@ -1,11 +1,14 @@
 """How many requests are computed together: each token once, however many requests begin with it.
 
-What requests read is a tree: a root, and from it every token sequence, with common beginnings in common. A *piece* is a part of
-that tree that is computed in one go, small enough for a pass; where a subtree is too large for one, its common beginning
-becomes a piece of its own whose keys and values are kept, and what follows continues it. So the five examples of a subject, the
-question that has four endings, the context of four letters are computed once. A *pass* is pieces side by side, without padding.
+What requests read is a tree: a root, and from it every token sequence, with common beginnings in
+common. A *piece* is a part of that tree that is computed in one go, small enough for a pass; where
+a subtree is too large for one, its common beginning becomes a piece of its own whose keys and
+values are kept, and what follows continues it. So the five examples of a subject, the question that
+has four endings, the context of four letters are computed once. A *pass* is pieces side by side,
+without padding.
 
-The plan is a function of the set of requests and of `batch` alone: the same for any order in which they come.
+The plan is a function of the set of requests and of `batch` alone: the same for any order in which
+they come.
 """
 
 import hashlib
@@ -18,9 +21,10 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.uint32]
 Ints = NDArray[np.int64]
 
-SAVED = 128  # tokens that a beginning must save to be kept: less costs less than the pass that it takes
-# Keys that a token may attend to in vain for the cost of computing a token anew: 24 d² FLOPs a block against 4 d a key, at
-# about half a matmul's rate; so about 2 d, of a width of some hundreds.
+# tokens that a beginning must save to be kept: less costs less than the pass that it takes
+SAVED = 128
+# Keys that a token may attend to in vain for the cost of computing a token anew: 24 d² FLOPs a
+# block against 4 d a key, at about half a matmul's rate; so about 2 d, of a width of some hundreds.
 KEYS_A_TOKEN = 1000
 VERSION = 1
 
@@ -29,8 +33,9 @@ VERSION = 1
 class Piece:
     """M tokens in the order of a walk through the tree: a token, then everything below it.
 
-    depth: how many tokens lie between `start` and each; last: the last of those below each, so that token i is seen by exactly
-    the tokens i..last[i]. continues: the kept piece after whose end this one begins, `start` tokens from the root.
+    depth: how many tokens lie between `start` and each; last: the last of those below each, so that
+    token i is seen by exactly the tokens i..last[i]. continues: the kept piece after whose end this
+    one begins, `start` tokens from the root.
     """
 
     tokens: Tokens
@@ -50,8 +55,9 @@ class Piece:
 
 @dataclass(eq=False)
 class Pass:
-    """Pieces side by side. Asked for: after the row'th token of the pass, the token `target`, which is the place'th of the
-    scored tokens of item `item`; int64[A] each."""
+    """Pieces side by side. Asked for: after the row'th token of the pass, the token `target`, which
+    is the place'th of the scored tokens of item `item`; int64[A] each.
+    """
 
     pieces: list[Piece]
     rows: Ints
@@ -98,9 +104,13 @@ class _Node:
         child.parent, child.begin = self, self.end
 
 
-def make_plan(asked: Sequence[tuple[Tokens, int]], batch: int, shared: bool = True) -> tuple[Plan, Ints]:
-    """The plan, and the item of each request. asked: all tokens of each request, and how many at the end are scored. batch:
-    tokens of a pass; a longer sequence is a pass alone. shared: False computes each sequence by itself."""
+def make_plan(
+    asked: Sequence[tuple[Tokens, int]], batch: int, shared: bool = True
+) -> tuple[Plan, Ints]:
+    """The plan, and the item of each request. asked: all tokens of each request, and how many at
+    the end are scored. batch: tokens of a pass; a longer sequence is a pass alone. shared: False
+    computes each sequence by itself.
+    """
     keys = [(tokens.astype(">u4").tobytes(), scored) for tokens, scored in asked]
     order = {key: number for number, key in enumerate(sorted(set(keys)))}
     items = [(np.frombuffer(key, ">u4").astype(np.uint32), scored) for key, scored in order]
@@ -111,7 +121,11 @@ def make_plan(asked: Sequence[tuple[Tokens, int]], batch: int, shared: bool = Tr
     reads = sorted({tokens[:-1].astype(">u4").tobytes() for tokens, _ in items})
     numbers = {read: number for number, read in enumerate(reads)}
     sequences = [np.frombuffer(read, ">u4").astype(np.uint32) for read in reads]
-    ends = _tree(sequences) if shared else [_Node(n, 0, len(one), total=len(one)) for n, one in enumerate(sequences)]
+    ends = (
+        _tree(sequences)
+        if shared
+        else [_Node(n, 0, len(one), total=len(one)) for n, one in enumerate(sequences)]
+    )
     pieces = list(_pieces(sequences, ends, batch))
     passes = _passes(pieces, batch, padded=not shared)
     _ask(passes, items, [ends[numbers[tokens[:-1].astype(">u4").tobytes()]] for tokens, _ in items])
@@ -128,7 +142,9 @@ def _tree(sequences: list[Tokens]) -> list[_Node]:
         below = None
         while path[-1].end > common:
             below = path.pop()
-        if path[-1].end < common and below is not None:  # the last one is cut in two where they part
+        if (
+            path[-1].end < common and below is not None
+        ):  # the last one is cut in two where they part
             upper = _Node(below.of, path[-1].end, common, path[-1], [below])
             path[-1].children[-1] = upper
             upper.adopt(below)
@@ -165,7 +181,9 @@ def _pieces(sequences: list[Tokens], ends: list[_Node], batch: int) -> Iterator[
     while waiting:
         node, kept = waiting.pop()
         before = kept.start + len(kept.tokens) if kept else 0
-        if not node.children or (node.begin - before + node.total <= batch and _together(node, before)):
+        if not node.children or (
+            node.begin - before + node.total <= batch and _together(node, before)
+        ):
             piece = _subtree(sequences, node, kept, before)
             if kept:
                 kept.room = max(kept.room, len(piece.tokens))
@@ -176,7 +194,9 @@ def _pieces(sequences: list[Tokens], ends: list[_Node], batch: int) -> Iterator[
         if saved >= (SAVED if node.begin - before + node.total > batch else max(SAVED, batch)):
             tokens = sequences[node.of][before : node.end]
             size = np.arange(len(tokens))
-            piece = Piece(tokens, size, np.full(len(tokens), len(tokens) - 1), before, kept, kept=True)
+            piece = Piece(
+                tokens, size, np.full(len(tokens), len(tokens) - 1), before, kept, kept=True
+            )
             if kept:
                 kept.room = max(kept.room, len(tokens))
             node.piece, node.offset, kept = piece, node.begin - before, piece
@@ -185,11 +205,15 @@ def _pieces(sequences: list[Tokens], ends: list[_Node], batch: int) -> Iterator[
 
 
 def _together(node: _Node, before: int) -> bool:
-    """Whether one piece costs less than a piece for each child: a token attends to the keys of its whole piece, also to those
-    that its mask hides."""
+    """Whether one piece costs less than a piece for each child: a token attends to the keys of its
+    whole piece, also to those that its mask hides.
+    """
     common = node.end - before
     split = sum((common + child.total) ** 2 for child in node.children)
-    return bool((node.begin - before + node.total) ** 2 - split <= KEYS_A_TOKEN * common * (len(node.children) - 1))
+    return bool(
+        (node.begin - before + node.total) ** 2 - split
+        <= KEYS_A_TOKEN * common * (len(node.children) - 1)
+    )
 
 
 def _root(node: _Node) -> _Node:
@@ -219,8 +243,9 @@ def _subtree(sequences: list[Tokens], top: _Node, kept: Piece | None, before: in
 
 
 def _passes(pieces: list[Piece], batch: int, padded: bool) -> list[Pass]:
-    """Pieces in their order, as many to a pass as fit; a piece comes after the pass of the one that it continues. padded: each
-    counts as long as the longest."""
+    """Pieces in their order, as many to a pass as fit; a piece comes after the pass of the one that
+    it continues. padded: each counts as long as the longest.
+    """
     found: list[list[Piece]] = []
     size = longest = 0
     for piece in pieces:
@@ -252,12 +277,15 @@ def _ask(passes: list[Pass], items: list[tuple[Tokens, int]], ends: list[_Node])
             found[piece.number].append((first[id(piece)] + offset, target, number, place))
     for one, rows in zip(passes, found, strict=True):
         table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4)
-        one.rows, one.targets, one.items, one.places = (np.ascontiguousarray(column) for column in table.T)
+        one.rows, one.targets, one.items, one.places = (
+            np.ascontiguousarray(column) for column in table.T
+        )
 
 
 def _upwards(end: _Node) -> Iterator[tuple[Piece, int]]:
-    """Where each token up to a node's last is computed, from that one to the first: the node, the nodes above it in its piece,
-    what the piece carries, then the pieces that it continues."""
+    """Where each token up to a node's last is computed, from that one to the first: the node, the
+    nodes above it in its piece, what the piece carries, then the pieces that it continues.
+    """
     piece, node = end.piece, end
     if piece is None:  # it was too large, and short: what lies below it carries its tokens
         while piece is None:
@@ -267,7 +295,10 @@ def _upwards(end: _Node) -> Iterator[tuple[Piece, int]]:
         piece = piece.continues
     elif not piece.kept:
         while True:
-            yield from ((piece, offset) for offset in range(node.offset + node.end - node.begin - 1, node.offset - 1, -1))
+            yield from (
+                (piece, offset)
+                for offset in range(node.offset + node.end - node.begin - 1, node.offset - 1, -1)
+            )
             if node.parent is None or node.parent.piece is not piece:
                 break
             node = node.parent

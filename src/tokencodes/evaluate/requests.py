@@ -1,12 +1,14 @@
 """What a model is asked: the tokens it reads, and those of them whose log-probability is wanted.
 
-Texts become tokens by lm-eval's own rules, so that scores can be compared: white space at the end of a context moves to its
-continuation, both are encoded together and cut where the context alone ends; a context without tokens becomes the prefix token;
-what is longer than the model's context loses tokens on the left.
+Texts become tokens by lm-eval's own rules, so that scores can be compared: white space at the end
+of a context moves to its continuation, both are encoded together and cut where the context alone
+ends; a context without tokens becomes the prefix token; what is longer than the model's context
+loses tokens on the left.
 
-Three things differ from lm-eval. What was lost is counted and kept with the request. A context whose characters give no token
-counts as an empty one; lm-eval stops there. A begin token that the tokenizer adds, or that the text itself has, is read before
-a rolling document and is not scored; lm-eval puts the prefix token before it and scores the begin token as well.
+Three things differ from lm-eval. What was lost is counted and kept with the request. A context
+whose characters give no token counts as an empty one; lm-eval stops there. A begin token that the
+tokenizer adds, or that the text itself has, is read before a rolling document and is not scored;
+lm-eval puts the prefix token before it and scores the begin token as well.
 """
 
 import hashlib
@@ -25,7 +27,9 @@ CHOICE, ROLLING = "loglikelihood", "loglikelihood_rolling"
 
 @dataclass(frozen=True)
 class Asked:
-    """Where a request comes from: `part` is the number of the choice, or of the window of a rolling document."""
+    """Where a request comes from: `part` is the number of the choice, or of the window of a rolling
+    document.
+    """
 
     task: str
     document: int
@@ -35,12 +39,14 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """The last `scored` tokens are asked for, each given all before it; the very last one is not read.
+    """The last `scored` tokens are asked for, each given all before it; the very last one is not
+    read.
 
-    dropped: tokens that the context limit cut from the left. lost: bytes of the text that no token stands for (None where that
-    cannot be told). prefix: the token that stands for an empty context, None where there is a context. begin: how many of the
-    context's tokens the tokenizer added by itself before the text. InputError if the context or the continuation has no token:
-    such a request has no answer.
+    dropped: tokens that the context limit cut from the left. lost: bytes of the text that no token
+    stands for (None where that cannot be told). prefix: the token that stands for an empty context,
+    None where there is a context. begin: how many of the context's tokens the tokenizer added by
+    itself before the text. InputError if the context or the continuation has no token: such a
+    request has no answer.
     """
 
     asked: Asked
@@ -55,10 +61,16 @@ class Request:
     begin: int = 0
 
     def __post_init__(self) -> None:
-        for tokens, purpose in ((self.context, "to read before the scored ones"), (self.continuation, "to score")):
+        for tokens, purpose in (
+            (self.context, "to read before the scored ones"),
+            (self.continuation, "to score"),
+        ):
             if not len(tokens):
                 who = self.asked
-                raise InputError(f"{who.task}, document {who.document}, part {who.part}: no token {purpose}; leave it out")
+                raise InputError(
+                    f"{who.task}, document {who.document}, part {who.part}: no token {purpose};"
+                    " leave it out"
+                )
 
     @property
     def scored(self) -> int:
@@ -72,7 +84,8 @@ class Request:
 
     @property
     def read_sha256(self) -> str:
-        """Hash of what is read and asked for: two requests with this in common have the same score."""
+        """Hash of what is read and asked for:
+        two requests with this in common have the same score."""
         digest = hashlib.sha256(f"{self.scored}:".encode())
         digest.update(self.context.astype("<u4").tobytes())
         digest.update(self.continuation.astype("<u4").tobytes())
@@ -85,9 +98,15 @@ def sha256(text: str) -> str:
 
 
 def pair_requests(
-    pairs: Sequence[tuple[str, str]], asked: Sequence[Asked], texts: Texts, limit: int, prefix: int | None
+    pairs: Sequence[tuple[str, str]],
+    asked: Sequence[Asked],
+    texts: Texts,
+    limit: int,
+    prefix: int | None,
 ) -> list[Request]:
-    """Requests for continuations of contexts, in their order. limit: tokens that the model can read."""
+    """Requests for continuations of contexts, in their order. limit: tokens that the model can
+    read.
+    """
     split = [_moved(context, continuation) for context, continuation in pairs]
     distinct = list(dict.fromkeys(context for context, _ in split))
     ids = dict(zip(distinct, texts.encode(distinct), strict=True))
@@ -96,7 +115,9 @@ def pair_requests(
     found: list[Request] = []
     empty: dict[str, list[str]] = {}  # by benchmark: continuations that give no token
     too_long: dict[str, list[tuple[int, str]]] = {}
-    for (context, continuation), (before, after), all_ids, who in zip(pairs, split, whole, asked, strict=True):
+    for (context, continuation), (before, after), all_ids, who in zip(
+        pairs, split, whole, asked, strict=True
+    ):
         first, used, begin = ids[before], None, texts.begun(before)
         scored = all_ids[len(first) :]
         if len(first) == begin:  # the context has no token of its own
@@ -126,12 +147,18 @@ def pair_requests(
         )
     if empty:
         counts = [f"{name}: {len(places)} (such as {places[0]})" for name, places in empty.items()]
-        raise InputError(f"continuations that give no token to score, {'; '.join(counts)}; leave out {', '.join(empty)}")
-    if too_long:
-        longest = [f"{name}: {len(some)} of up to {max(some)[0]} tokens ({max(some)[1]})" for name, some in too_long.items()]
         raise InputError(
-            f"continuations longer than the {limit} tokens that the model reads, {'; '.join(longest)}; leave out "
-            f"{', '.join(too_long)}"
+            f"continuations that give no token to score, {'; '.join(counts)}; leave out"
+            f" {', '.join(empty)}"
+        )
+    if too_long:
+        longest = [
+            f"{name}: {len(some)} of up to {max(some)[0]} tokens ({max(some)[1]})"
+            for name, some in too_long.items()
+        ]
+        raise InputError(
+            f"continuations longer than the {limit} tokens that the model reads,"
+            f" {'; '.join(longest)}; leave out {', '.join(too_long)}"
         )
     return found
 
@@ -142,10 +169,14 @@ def _moved(context: str, continuation: str) -> tuple[str, str]:
 
 
 def _prefixed(scored: Tokens, prefix: int | None, who: Asked) -> tuple[Tokens, Tokens, int | None]:
-    """Context, scored tokens, and the prefix token where it was put before them. It stands for a context without tokens, unless
-    the text begins with that very token."""
+    """Context, scored tokens, and the prefix token where it was put before them. It stands for a
+    context without tokens, unless the text begins with that very token.
+    """
     if prefix is None:
-        raise InputError(f"{who.task}, document {who.document}: an empty context, and no prefix token; give --prefix-token")
+        raise InputError(
+            f"{who.task}, document {who.document}: an empty context, and no prefix token; give"
+            " --prefix-token"
+        )
     if len(scored) and scored[0] == prefix:
         return scored[:1], scored[1:], None
     return np.array([prefix], dtype=np.uint32), scored, prefix
@@ -154,30 +185,48 @@ def _prefixed(scored: Tokens, prefix: int | None, who: Asked) -> tuple[Tokens, T
 def rolling_requests(
     documents: Sequence[str], asked: Sequence[Asked], texts: Texts, limit: int, prefix: int | None
 ) -> list[Request]:
-    """Windows in which each token of a document is asked for once, with as much of it before as fits. The first window begins
-    with the prefix token, later ones with one token of the window before, the last one reaches back to be full.
+    """Windows in which each token of a document is asked for once, with as much of it before as
+    fits. The first window begins with the prefix token, later ones with one token of the window
+    before, the last one reaches back to be full.
 
-    Tokens that the tokenizer adds before the text are read after the prefix token and not asked for. Where they begin with the
-    prefix token, or the text itself does, no other one is put before it. Without a prefix (None) and without added tokens the
-    first token of a document is read and not asked for.
+    Tokens that the tokenizer adds before the text are read after the prefix token and not asked
+    for. Where they begin with the prefix token, or the text itself does, no other one is put before
+    it. Without a prefix (None) and without added tokens the first token of a document is read and
+    not asked for.
     """
     found = []
     for text, whole, who in zip(documents, texts.encode(list(documents)), asked, strict=True):
         begin = texts.begun(text)
         opening, scored, used = _opened(whole, begin, prefix)
         if not len(scored):
-            raise InputError(f"{who.task}, document {who.document}: {text[:40]!r} gives no token to score; leave it out")
+            raise InputError(
+                f"{who.task}, document {who.document}: {text[:40]!r} gives no token to score; leave"
+                " it out"
+            )
         lost, first = texts.lost(text, whole), hashlib.sha256(b"").hexdigest()
         for number, (context, part) in enumerate(windows(opening, scored, limit)):
             who_here = Asked(who.task, who.document, number, ROLLING)
             hashed = hashlib.sha256(part.astype("<u4").tobytes()).hexdigest()
             here = (lost, used) if number == 0 else (0, None)
-            found.append(Request(who_here, context, part, 0, *here, first, hashed, ("", text), begin if number == 0 else 0))
+            found.append(
+                Request(
+                    who_here,
+                    context,
+                    part,
+                    0,
+                    *here,
+                    first,
+                    hashed,
+                    ("", text),
+                    begin if number == 0 else 0,
+                )
+            )
     return found
 
 
 def _opened(whole: Tokens, begin: int, prefix: int | None) -> tuple[Tokens, Tokens, int | None]:
-    """What is read before the first scored token of a document, the scored tokens, and the prefix token if it opens the text.
+    """What is read before the first scored token of a document, the scored tokens, and the prefix
+    token if it opens the text.
 
     whole: the document's tokens, of which the tokenizer added the first `begin`.
     """
@@ -186,12 +235,17 @@ def _opened(whole: Tokens, begin: int, prefix: int | None) -> tuple[Tokens, Toke
         return whole[:first], whole[first:], None
     if begin and whole[0] == prefix:
         return whole[:begin], whole[begin:], prefix
-    return np.concatenate([np.array([prefix], dtype=np.uint32), whole[:begin]]), whole[begin:], prefix
+    return (
+        np.concatenate([np.array([prefix], dtype=np.uint32), whole[:begin]]),
+        whole[begin:],
+        prefix,
+    )
 
 
 def windows(opening: Tokens, ids: Tokens, limit: int) -> list[tuple[Tokens, Tokens]]:
-    """(context, scored) pairs for the tokens `ids` after `opening`. A context and its scored tokens but the last are at most
-    `limit` together."""
+    """(context, scored) pairs for the tokens `ids` after `opening`. A context and its scored tokens
+    but the last are at most `limit` together.
+    """
     whole = np.concatenate([opening[-limit:], ids])
     start, end = len(whole) - len(ids), min(len(whole), limit + 1)
     found = [(whole[:start], whole[start:end])]

@@ -1,7 +1,8 @@
 """Requests -> log-probabilities, by any transformers causal LM: planned, packed, resumable.
 
-Scores are a function of the model, the set of requests and the recorded batch size: order, interruption and what else was asked
-before change no bit on one machine. Log-softmax in float32, whatever the model computes in.
+Scores are a function of the model, the set of requests and the recorded batch size: order,
+interruption and what else was asked before change no bit on one machine. Log-softmax in float32,
+whatever the model computes in.
 """
 
 import hashlib
@@ -26,14 +27,16 @@ from tokencodes.evaluate.requests import Request
 CPU_BATCH, CUDA_BATCH = 1024, 32768  # tokens of a pass: the first, and the largest that is tried
 AGREE, AGREE_REDUCED = 1e-3, 0.25  # logits of packed and own forward, by dtype: float32, or less
 
-Progress = Callable[[int, int, float, float], None]  # requests done, of how many, requests a second, seconds left
+# requests done, of how many, requests a second, seconds left
+Progress = Callable[[int, int, float, float], None]
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """The log-probability of each scored token in nats, float32[scored]; and whether each was the most likely one (the first of
-    those that are equally likely)."""
+    """The log-probability of each scored token in nats, float32[scored]; and whether each was the
+    most likely one (the first of those that are equally likely).
+    """
 
     log_probs: Floats
     greedy: bool
@@ -51,8 +54,9 @@ def no_progress(done: int, of: int, rate: float, left: float) -> None:
 class Scorer:
     """A model that answers requests.
 
-    batch_tokens: tokens of a pass; by default what suits the device. journal: a folder where passes are noted as they are done, so
-    that a killed evaluation goes on. fingerprint: what tells this model from others there.
+    batch_tokens: tokens of a pass; by default what suits the device. journal: a folder where passes
+    are noted as they are done, so that a killed evaluation goes on. fingerprint: what tells this
+    model from others there.
     """
 
     def __init__(
@@ -66,16 +70,24 @@ class Scorer:
         self.model = model.eval()
         self.shared, self.how = self._can_be_packed()
         self.journal, self.progress = journal, progress
-        # As an evaluation was begun, whatever memory is free now: another batch size would be another plan.
+        # As an evaluation was begun, whatever memory is free now: another batch size would be
+        # another plan.
         self.batch_tokens = batch_tokens or noted_batch(journal) or self._fitting()
-        kind = f"{model.device.type} {model.dtype} {torch.__version__} {torch.get_num_threads()} {fingerprint}"
+        kind = (
+            f"{model.device.type} {model.dtype} {torch.__version__} {torch.get_num_threads()}"
+            f" {fingerprint}"
+        )
         self._kind = hashlib.sha256(kind.encode()).hexdigest()
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         self.computed = 0  # tokens so far
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
-        """The score of each request. CheckFailed where a log-probability is not finite, or a token was not scored."""
-        plan, item_of = make_plan([(one.tokens, one.scored) for one in requests], self.batch_tokens, self.shared)
+        """The score of each request. CheckFailed where a log-probability is not finite, or a token
+        was not scored.
+        """
+        plan, item_of = make_plan(
+            [(one.tokens, one.scored) for one in requests], self.batch_tokens, self.shared
+        )
 
         def fail(item: int, what: str) -> CheckFailed:
             who = requests[int(np.flatnonzero(item_of == item)[0])].asked
@@ -83,30 +95,44 @@ class Scorer:
 
         log_probs = [np.full(scored, np.nan, dtype=np.float32) for _, scored in plan.items]
         greedy = np.ones(len(plan.items), dtype=bool)
-        name, sizes = f"{self._kind[:16]}-{plan.sha256[:16]}", [len(one.items) for one in plan.passes]
+        name, sizes = (
+            f"{self._kind[:16]}-{plan.sha256[:16]}",
+            [len(one.items) for one in plan.passes],
+        )
         with Journal(self.journal, name, self.batch_tokens, sizes) as journal:
-            for number, (found, best) in enumerate(self._passes(plan, journal, np.bincount(item_of))):
+            for number, (found, best) in enumerate(
+                self._passes(plan, journal, np.bincount(item_of))
+            ):
                 one = plan.passes[number]
                 if not np.isfinite(found).all():
                     raise fail(
                         self._culprit(plan, one.items[~np.isfinite(found)]),
-                        "a log-probability is not finite; this model's logits are NaN or infinite there, so no score of it can "
-                        "be believed",
+                        "a log-probability is not finite; this model's logits are NaN or infinite"
+                        " there, so no score of it can be believed",
                     )
                 for item, place, value in zip(one.items, one.places, found, strict=True):
                     log_probs[item][place] = value
                 np.logical_and.at(greedy, one.items, best)
         for item, values in enumerate(log_probs):
             if np.isnan(values).any():
-                raise fail(item, "a token has no log-probability after all passes; this is a fault of the plan")
+                raise fail(
+                    item,
+                    "a token has no log-probability after all passes; this is a fault of the plan",
+                )
         return [Score(log_probs[item], bool(greedy[item])) for item in item_of]
 
     def _passes(self, plan: Plan, journal: Journal, askers: NDArray[np.int64]) -> Iterator[Answer]:
-        """Log-probabilities and whether they are the best, float32[A] and bool[A], of each pass: noted ones, or computed."""
+        """Log-probabilities and whether they are the best, float32[A] and bool[A], of each pass:
+        noted ones, or computed.
+        """
         needed = _needed(plan, journal.done)
         forward = Packed(self.model) if self.shared else Rows(self.model)
         finished = _finished(plan, askers)
-        began, computed, ahead = time.monotonic(), 0, sum(plan.passes[number].size for number in needed)
+        began, computed, ahead = (
+            time.monotonic(),
+            0,
+            sum(plan.passes[number].size for number in needed),
+        )
         answered, done, of = 0, 0, int(finished.sum())
         for number, one in enumerate(plan.passes):
             done += int(finished[number])
@@ -128,33 +154,49 @@ class Scorer:
         """CheckFailed if the model gave no logits for a row that is asked for."""
         rows, place = np.unique(one.rows, return_inverse=True)
         device = self.model.device
-        log_probs, best = np.full(len(place), np.nan, dtype=np.float32), np.zeros(len(place), dtype=bool)
+        log_probs, best = (
+            np.full(len(place), np.nan, dtype=np.float32),
+            np.zeros(len(place), dtype=bool),
+        )
         begin = 0
         for logits_RV in forward.logits(one, torch.from_numpy(rows).to(device)):
             here = np.flatnonzero((place >= begin) & (place < begin + len(logits_RV)))
             row = torch.from_numpy(place[here] - begin).to(device)
             target = torch.from_numpy(one.targets[here]).to(device)
-            log_probs[here], best[here] = (found.cpu().numpy() for found in _judge(logits_RV, row, target))
+            log_probs[here], best[here] = (
+                found.cpu().numpy() for found in _judge(logits_RV, row, target)
+            )
             begin += len(logits_RV)
         if begin != len(rows):
-            raise CheckFailed(f"the model gave logits after {begin:,} tokens of a pass, and {len(rows):,} were asked for")
+            raise CheckFailed(
+                f"the model gave logits after {begin:,} tokens of a pass, and {len(rows):,} were"
+                " asked for"
+            )
         return log_probs, best
 
     @torch.no_grad()
     def _culprit(self, plan: Plan, items: NDArray[np.int64]) -> int:
-        """The first of some items that is not finite by itself: where pieces are packed, a NaN spreads to its neighbours."""
+        """The first of some items that is not finite by itself: where pieces are packed, a NaN
+        spreads to its neighbours.
+        """
         for item in np.unique(items):
-            ids = torch.from_numpy(plan.items[item][0][:-1].astype("int64"))[None].to(self.model.device)
+            ids = torch.from_numpy(plan.items[item][0][:-1].astype("int64"))[None].to(
+                self.model.device
+            )
             if not torch.isfinite(self.model(input_ids=ids, use_cache=False).logits).all():
                 return int(item)
         return int(items[0])
 
     def _can_be_packed(self) -> tuple[bool, str]:
-        """Whether attention of this model can be packed: branches are computed so, and by its own forward."""
+        """Whether attention of this model can be packed: branches are computed so, and by its own
+        forward.
+        """
         vocab = int(self.model.config.get_text_config().vocab_size)
         trunk = np.arange(7, 40) % vocab
         tails = ([1, 2, 3], [1, 2, 4, 5], [2, 6], [3, 9, 10, 11, 12], [4, 1], [5, 1, 1])
-        asked = [(np.concatenate([trunk, np.array(tail) % vocab]).astype(np.uint32), 1) for tail in tails]
+        asked = [
+            (np.concatenate([trunk, np.array(tail) % vocab]).astype(np.uint32), 1) for tail in tails
+        ]
         plan, _ = make_plan(asked, 32)  # too few for all, so that the trunk is kept
         worst, packed = 0.0, Packed(self.model)
         try:
@@ -162,16 +204,27 @@ class Scorer:
                 for one in plan.passes:
                     rows = torch.from_numpy(one.rows).to(self.model.device)
                     for item, logits_V in zip(
-                        one.items, [row for part in packed.logits(one, rows) for row in part], strict=True
+                        one.items,
+                        [row for part in packed.logits(one, rows) for row in part],
+                        strict=True,
                     ):
-                        ids = torch.from_numpy(plan.items[item][0][:-1].astype("int64"))[None].to(self.model.device)
+                        ids = torch.from_numpy(plan.items[item][0][:-1].astype("int64"))[None].to(
+                            self.model.device
+                        )
                         own_V = self.model(input_ids=ids, use_cache=False).logits[0, -1].float()
                         apart = float((own_V - logits_V).abs().max())
-                        worst = max(worst, apart if np.isfinite(apart) else np.inf)  # max() passes over NaN
+                        # max() passes over NaN
+                        worst = max(worst, apart if np.isfinite(apart) else np.inf)
         except (Unsupported, AttributeError, IndexError, TypeError) as error:
             return False, f"a row for each request, nothing shared ({error})"
         if not worst <= (AGREE if self.model.dtype == torch.float32 else AGREE_REDUCED):
-            return False, f"a row for each request, nothing shared (packed logits would differ by {worst:.2g})"
+            return (
+                False,
+                (
+                    "a row for each request, nothing shared (packed logits would differ by"
+                    f" {worst:.2g})"
+                ),
+            )
         return True, "packed, common beginnings computed once"
 
     def _fitting(self) -> int:
@@ -181,8 +234,13 @@ class Scorer:
         batch = CUDA_BATCH
         while batch > 1024:
             try:
-                ids = np.random.default_rng(0).integers(0, 100, batch, dtype=np.uint32)  # no two parts alike
-                plan, _ = make_plan([(part, len(part) - 1) for part in np.array_split(ids, batch // 512)], batch, False)
+                # no two parts alike
+                ids = np.random.default_rng(0).integers(0, 100, batch, dtype=np.uint32)
+                plan, _ = make_plan(
+                    [(part, len(part) - 1) for part in np.array_split(ids, batch // 512)],
+                    batch,
+                    False,
+                )
                 with torch.no_grad():
                     for one in plan.passes:
                         self._answers(Packed(self.model) if self.shared else Rows(self.model), one)
@@ -194,7 +252,9 @@ class Scorer:
 
 
 def _judge(logits_RV: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of targets[A] after rows[A], and whether each is the first of the most likely. Overwrites the logits."""
+    """Log-probability of targets[A] after rows[A], and whether each is the first of the most
+    likely. Overwrites the logits.
+    """
     top_R = logits_RV.amax(-1)
     of_target = logits_RV[rows, targets]
     best = of_target == top_R[rows]

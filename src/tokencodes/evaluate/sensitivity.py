@@ -1,7 +1,8 @@
-"""How much a result hangs on what nobody looks at: the token before an empty context, truncated prompts, averages, letters,
-norms.
+"""How much a result hangs on what nobody looks at: the token before an empty context, truncated
+prompts, averages, letters, norms.
 
-Everything here is computed from the records of an evaluation, but for the prefix: that takes other scores of the same model.
+Everything here is computed from the records of an evaluation, but for the prefix: that takes other
+scores of the same model.
 """
 
 import math
@@ -22,10 +23,14 @@ Scores = Callable[[Sequence[Request]], list[Score]]
 
 
 def of_truncation(documents: Records) -> dict[str, Any] | None:
-    """Accuracy as it is, of documents that were read whole, and its bounds: every truncated one wrong, every one right."""
+    """Accuracy as it is, of documents that were read whole, and its bounds: every truncated one
+    wrong, every one right.
+    """
     if not any(one["truncated"] for one in documents):
         return None
-    right = [(one["metrics"]["acc"], one["truncated"]) for one in documents if "acc" in one["metrics"]]
+    right = [
+        (one["metrics"]["acc"], one["truncated"]) for one in documents if "acc" in one["metrics"]
+    ]
     whole = [value for value, truncated in right if not truncated]
     cut = len(right) - len(whole)
     return {
@@ -39,7 +44,9 @@ def of_truncation(documents: Records) -> dict[str, Any] | None:
 
 
 def of_averages(documents: Records) -> dict[str, Any] | None:
-    """Accuracy over all documents, and the mean over subjects, which lets a small subject count as much as a large one."""
+    """Accuracy over all documents, and the mean over subjects, which lets a small subject count as
+    much as a large one.
+    """
     by_task: defaultdict[str, list[float]] = defaultdict(list)
     for one in documents:
         by_task[one["task"]].append(one["metrics"].get("acc", math.nan))
@@ -53,9 +60,14 @@ def of_averages(documents: Records) -> dict[str, Any] | None:
 
 
 def of_letters(documents: Records) -> dict[str, Any]:
-    """How often each letter was taken and was right, and what always answering with one letter would reach."""
+    """How often each letter was taken and was right, and what always answering with one letter
+    would reach.
+    """
     size = max(one["choices"] for one in documents)
-    taken, gold = (Counter(values) for values in zip(*((one["taken"]["none"], one["gold"]) for one in documents), strict=True))
+    taken, gold = (
+        Counter(values)
+        for values in zip(*((one["taken"]["none"], one["gold"]) for one in documents), strict=True)
+    )
     share = {chr(65 + letter): gold[letter] / len(documents) for letter in range(size)}
     return {
         "taken": {chr(65 + letter): taken[letter] for letter in range(size)},
@@ -67,26 +79,38 @@ def of_letters(documents: Records) -> dict[str, Any]:
 
 
 def of_norms(documents: Records) -> dict[str, float]:
-    """Accuracy where log-probabilities are compared as they are, or divided by characters, bytes or tokens of the choice."""
-    return {norm: _mean([float(one["taken"][norm] == one["gold"]) for one in documents]) for norm in NORMS}
+    """Accuracy where log-probabilities are compared as they are, or divided by characters, bytes or
+    tokens of the choice.
+    """
+    return {
+        norm: _mean([float(one["taken"][norm] == one["gold"]) for one in documents])
+        for norm in NORMS
+    }
 
 
-def other_prefixes(requests: Iterable[Request], prefixes: Sequence[int | None]) -> dict[int | None, list[Request]]:
-    """Requests whose empty context a prefix token stands for, with another token there, or none: of rolling documents the first
-    tokens. Without a prefix, the first token is read and not asked for; a request of one token is left out."""
+def other_prefixes(
+    requests: Iterable[Request], prefixes: Sequence[int | None]
+) -> dict[int | None, list[Request]]:
+    """Requests whose empty context a prefix token stands for, with another token there, or none: of
+    rolling documents the first tokens. Without a prefix, the first token is read and not asked for;
+    a request of one token is left out.
+    """
     first = [one for one in requests if one.prefix is not None]
     found: dict[int | None, list[Request]] = {}
     for prefix in prefixes:
         some = []
         for one in first:
             scored = one.continuation[:FIRST] if one.asked.kind == ROLLING else one.continuation
-            bare = np.concatenate([one.context[1:], scored])  # what the tokenizer added after the prefix is not scored either
+            # what the tokenizer added after the prefix is not scored either
+            bare = np.concatenate([one.context[1:], scored])
             if prefix is not None:
                 context = np.concatenate([np.array([prefix], np.uint32), one.context[1:]])
                 some.append(replace(one, context=context, continuation=scored, prefix=prefix))
             elif len(bare) > 1:
                 read = max(1, len(one.context) - 1)
-                some.append(replace(one, context=bare[:read], continuation=bare[read:], prefix=None))
+                some.append(
+                    replace(one, context=bare[:read], continuation=bare[read:], prefix=None)
+                )
         found[prefix] = some
     return found
 
@@ -94,19 +118,28 @@ def other_prefixes(requests: Iterable[Request], prefixes: Sequence[int | None]) 
 def of_prefix(
     answered: Sequence[tuple[Request, Score]], prefixes: Sequence[int | None], scores: Scores
 ) -> list[dict[str, Any]]:
-    """For each benchmark in which a prefix stands for an empty context: nats of the first token after it, and the mean over the
-    first tokens of each text, after the default prefix and after the others."""
+    """For each benchmark in which a prefix stands for an empty context: nats of the first token
+    after it, and the mean over the first tokens of each text, after the default prefix and after
+    the others.
+    """
     default = [(one, score.log_probs[:FIRST]) for one, score in answered if one.prefix is not None]
     if not default:
         return []
     told = [_prefix_row(name, of, "default") for name, of in _by_benchmark(default)]
     for prefix, requests in other_prefixes([one for one, _ in default], prefixes).items():
-        some = [(one, score.log_probs) for one, score in zip(requests, scores(requests), strict=True)]
-        told += [_prefix_row(name, of, "none" if prefix is None else "other") for name, of in _by_benchmark(some)]
+        some = [
+            (one, score.log_probs) for one, score in zip(requests, scores(requests), strict=True)
+        ]
+        told += [
+            _prefix_row(name, of, "none" if prefix is None else "other")
+            for name, of in _by_benchmark(some)
+        ]
     return told
 
 
-def _by_benchmark(some: Sequence[tuple[Request, Any]]) -> list[tuple[str, list[tuple[Request, Any]]]]:
+def _by_benchmark(
+    some: Sequence[tuple[Request, Any]],
+) -> list[tuple[str, list[tuple[Request, Any]]]]:
     found: defaultdict[str, list[tuple[Request, Any]]] = defaultdict(list)
     for request, values in some:
         found[request.asked.task.partition("/")[0]].append((request, values))
@@ -114,7 +147,9 @@ def _by_benchmark(some: Sequence[tuple[Request, Any]]) -> list[tuple[str, list[t
 
 
 def _prefix_row(name: str, some: Sequence[tuple[Request, Any]], which: str) -> dict[str, Any]:
-    """first_token: of a text, which without a prefix is not asked for. rest: the second to the last of the first tokens."""
+    """first_token: of a text, which without a prefix is not asked for. rest: the second to the last
+    of the first tokens.
+    """
     prefix = some[0][0].prefix
     bare = prefix is None
     return {
@@ -123,7 +158,9 @@ def _prefix_row(name: str, some: Sequence[tuple[Request, Any]], which: str) -> d
         "prefix": prefix,
         "texts": len(some),
         "first_token": None if bare else -_mean([float(values[0]) for _, values in some]),
-        "rest": -_mean([float(value) for _, values in some for value in (values if bare else values[1:])]),
+        "rest": -_mean(
+            [float(value) for _, values in some for value in (values if bare else values[1:])]
+        ),
     }
 
 

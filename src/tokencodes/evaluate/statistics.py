@@ -1,7 +1,8 @@
 """Paired statistics that say no more than the design allows.
 
-Run seeds are the random factor here: a pair is two arms that saw the same windows and began from the same body and head. So an
-interval over seeds is about these interfaces under this recipe and text; it says nothing about other code seeds.
+Run seeds are the random factor here: a pair is two arms that saw the same windows and began from
+the same body and head. So an interval over seeds is about these interfaces under this recipe and
+text; it says nothing about other code seeds.
 """
 
 import math
@@ -15,7 +16,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Differences arm - baseline, one a seed, with the t interval of their mean (None below two seeds)."""
+    """Differences arm - baseline, one a seed, with the t interval of their mean (None below two
+    seeds).
+    """
 
     arm: str
     baseline: str
@@ -36,19 +39,29 @@ def t_interval(values: np.ndarray) -> tuple[float, float] | None:
     count = len(values)
     if count < 2:
         return None
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * float(values.std(ddof=1)) / math.sqrt(count)
+    half = (
+        float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1))
+        * float(values.std(ddof=1))
+        / math.sqrt(count)
+    )
     mean = float(values.mean())
     return mean - half, mean + half
 
 
-def paired_difference(arm: str, baseline: str, losses: dict[str, dict[int, float]]) -> PairedDifference | None:
-    """The pair of two arms over the seeds that both have; None if they share none. losses: arm -> seed -> value."""
+def paired_difference(
+    arm: str, baseline: str, losses: dict[str, dict[int, float]]
+) -> PairedDifference | None:
+    """The pair of two arms over the seeds that both have; None if they share none. losses: arm ->
+    seed -> value.
+    """
     seeds = tuple(sorted(losses.get(arm, {}).keys() & losses.get(baseline, {}).keys()))
     if not seeds:
         return None
     values = np.array([losses[arm][seed] - losses[baseline][seed] for seed in seeds])
     low, high = t_interval(values) or (None, None)
-    return PairedDifference(arm, baseline, seeds, tuple(values.tolist()), float(values.mean()), low, high)
+    return PairedDifference(
+        arm, baseline, seeds, tuple(values.tolist()), float(values.mean()), low, high
+    )
 
 
 def sentence(pair: PairedDifference, same_recipe: bool = True, unit: str = "nats per token") -> str:
@@ -57,11 +70,26 @@ def sentence(pair: PairedDifference, same_recipe: bool = True, unit: str = "nats
     direction = "above" if pair.mean > 0 else "below"
     told = f"{pair.arm}: mean held-out loss {abs(pair.mean):.3f} {unit} {direction} {pair.baseline}"
     if pair.low is None or pair.high is None:
-        return f"{told} in one run each. One seed shows that these two runs differ, not that the interfaces do."
+        return (
+            f"{told} in one run each. One seed shows that these two runs differ, not that the"
+            " interfaces do."
+        )
     same = sum(difference * pair.mean > 0 for difference in pair.differences)
-    told += f" (95 % t interval {pair.low:+.3f} to {pair.high:+.3f}, {count} paired run seeds, same sign in {same})"
+    told += (
+        f" (95 % t interval {pair.low:+.3f} to {pair.high:+.3f}, {count} paired run seeds, same"
+        f" sign in {same})"
+    )
     if pair.excludes_zero:
         if not same_recipe:
-            return f"{told}. The two arms differ by more than run seeds explain, in recipe as in interface: it may be either."
-        return f"{told}. Under this recipe, text and code seed the two interfaces differ by more than run seeds explain."
-    return f"{told}. The interval contains zero: {count} run seeds do not tell the two interfaces apart."
+            return (
+                f"{told}. The two arms differ by more than run seeds explain, in recipe as in"
+                " interface: it may be either."
+            )
+        return (
+            f"{told}. Under this recipe, text and code seed the two interfaces differ by more than"
+            " run seeds explain."
+        )
+    return (
+        f"{told}. The interval contains zero: {count} run seeds do not tell the two interfaces"
+        " apart."
+    )

@@ -1,6 +1,7 @@
 """What is evaluated: a model, its tokenizer, and what tells it from any other.
 
-`find_subject` reads all but the weights, so that what does not fit is said before they are read. `load` reads them.
+`find_subject` reads all but the weights, so that what does not fit is said before they are read.
+`load` reads them.
 """
 
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ PADDED = 1024  # rows of a head that stand for no token, at most
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is known of a model before its weights are read. place: what was named. folder: its folder, of a run that of its
-    newest checkpoint; None for a hub id."""
+    """What is known of a model before its weights are read. place: what was named. folder: its
+    folder, of a run that of its newest checkpoint; None for a hub id.
+    """
 
     place: str
     folder: Path | None
@@ -36,9 +38,10 @@ class Subject:
 
 @dataclass(eq=False)
 class Evaluated:
-    """A model on its device, its tokenizer, and the SHA-256 of its weights; the step after which a checkpoint was made, None
-    for other models. held_out: whether its run's configuration says that it was not trained on the suite `embedded`; None where
-    nothing is known."""
+    """A model on its device, its tokenizer, and the SHA-256 of its weights; the step after which a
+    checkpoint was made, None for other models. held_out: whether its run's configuration says that
+    it was not trained on the suite `embedded`; None where nothing is known.
+    """
 
     name: str
     model: PreTrainedModel
@@ -50,8 +53,9 @@ class Evaluated:
 
 
 def open_evaluated(place: str, tokenizer: str | None, device: str, dtype: str) -> Evaluated:
-    """place: a run (its newest checkpoint), a checkpoint, a folder of any transformers causal LM, or a hub id. InputError where
-    there is no model or tokenizer, or they do not belong together."""
+    """place: a run (its newest checkpoint), a checkpoint, a folder of any transformers causal LM,
+    or a hub id. InputError where there is no model or tokenizer, or they do not belong together.
+    """
     check_options(device, dtype)
     return load(find_subject(place, tokenizer), device, dtype)
 
@@ -69,13 +73,18 @@ def find_subject(place: str, tokenizer: str | None) -> Subject:
     file = there / "tokenizer.json" if there is not None and there.is_dir() else there
     found = file_sha256(file) if file is not None else wanted
     if wanted is not None and found != wanted:
-        raise InputError(f"{file}: SHA-256 {str(found)[:12]}, but {place} was trained with the tokenizer {wanted[:12]}")
+        raise InputError(
+            f"{file}: SHA-256 {str(found)[:12]}, but {place} was trained with the tokenizer"
+            f" {wanted[:12]}"
+        )
     check_vocabulary(texts, config)
     return Subject(place, folder, config, texts)
 
 
 def load(subject: Subject, device: str, dtype: str) -> Evaluated:
-    """Reads the weights. InputError where they are damaged or not complete, or the device is not there."""
+    """Reads the weights. InputError where they are damaged or not complete, or the device is not
+    there.
+    """
     on, as_type = _device(device), getattr(torch, dtype)
     ours = isinstance(subject.config, TokenCodeConfig) and subject.folder is not None
     model = checkpoint.load_model(Path(subject.place)) if ours else _foreign(subject.place)
@@ -83,23 +92,33 @@ def load(subject: Subject, device: str, dtype: str) -> Evaluated:
     origin = checkpoint.origin_of(subject.folder) if ours and subject.folder else None
     step = origin.step if origin else _step(subject.folder)
     weights = checkpoint.weights_sha256(model)
-    return Evaluated(subject.place, model, subject.texts, weights, step, _held_out(origin), run_of(origin))
+    return Evaluated(
+        subject.place, model, subject.texts, weights, step, _held_out(origin), run_of(origin)
+    )
 
 
 def context_limit(config: PretrainedConfig, asked: int | None) -> int:
-    """Tokens that a model may read at once: what was asked for, else what its configuration says, but no more than the paper's
-    2,048. InputError if neither does, or if more is asked for than the model was made for."""
-    told = getattr(config.get_text_config(), "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    """Tokens that a model may read at once: what was asked for, else what its configuration says,
+    but no more than the paper's 2,048. InputError if neither does, or if more is asked for than the
+    model was made for.
+    """
+    told = getattr(config.get_text_config(), "max_position_embeddings", None) or getattr(
+        config, "n_positions", None
+    )
     if asked is None and told is None:
-        raise InputError("the model's configuration does not say how many tokens it reads; give --context")
+        raise InputError(
+            "the model's configuration does not say how many tokens it reads; give --context"
+        )
     if asked is not None and told is not None and asked > told:
         raise InputError(f"--context {asked}: this model reads {told} tokens at most")
     return asked if asked is not None else min(int(told or 0), PAPER_CONTEXT)
 
 
 def context_beside(tokenizer: str) -> int:
-    """Tokens that the model of a tokenizer reads at once, 2,048 at most as in the paper. It is the model in the same folder, or
-    that of the same run. 2,048 where there is none, or its configuration does not say."""
+    """Tokens that the model of a tokenizer reads at once, 2,048 at most as in the paper. It is the
+    model in the same folder, or that of the same run. 2,048 where there is none, or its
+    configuration does not say.
+    """
     path = Path(tokenizer)
     folder = path.parent if path.is_file() else path
     for place in (folder, folder / "model"):
@@ -139,8 +158,10 @@ def _step(folder: Path | None) -> int | None:
 
 
 def _held_out(origin: Origin | None) -> bool | None:
-    """Whether the run of a model keeps the embedded texts that the suite asks for out of training: they are held out of
-    `embedded:` inputs by a share of validation of 0.02 or more and split seed 0. Other text may hold them."""
+    """Whether the run of a model keeps the embedded texts that the suite asks for out of training:
+    they are held out of `embedded:` inputs by a share of validation of 0.02 or more and split seed
+    0. Other text may hold them.
+    """
     if origin is None:
         return None
     data = origin.config.data
@@ -154,8 +175,8 @@ def check_vocabulary(texts: Texts, config: PretrainedConfig) -> None:
     size = int(config.get_text_config().vocab_size)
     if not size - PADDED <= texts.vocab_size <= size:
         raise InputError(
-            f"the tokenizer has {texts.vocab_size:,} entries and the model {size:,}: not this model's tokenizer; name it by "
-            "--tokenizer"
+            f"the tokenizer has {texts.vocab_size:,} entries and the model {size:,}: not this"
+            " model's tokenizer; name it by --tokenizer"
         )
 
 
@@ -167,7 +188,10 @@ def _foreign(place: str) -> PreTrainedModel:
         )
     absent = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
     if absent:  # transformers would draw them at random, and say so in a log
-        raise InputError(f"{place}: {len(absent)} weights are not in its files ({', '.join(absent[:3])}); take a complete copy")
+        raise InputError(
+            f"{place}: {len(absent)} weights are not in its files ({', '.join(absent[:3])}); take a"
+            " complete copy"
+        )
     return found
 
 

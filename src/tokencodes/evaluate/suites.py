@@ -1,9 +1,10 @@
 """Which benchmarks a suite has, and the rows that they are scored on, by hash.
 
-`paper` is the paper's evaluation: seven multiple-choice benchmarks and MMLU without examples, MMLU with five, LAMBADA,
-WikiText-2. `cloze` asks MMLU and CommonsenseQA for the answers themselves instead of letters, which small models can do.
-`embedded` is text that comes with this package, held out by every preset that trains on the rest of it. Tasks, prompts and
-metrics are lm-eval's, by its own files.
+`paper` is the paper's evaluation: seven multiple-choice benchmarks and MMLU without examples, MMLU
+with five, LAMBADA, WikiText-2. `cloze` asks MMLU and CommonsenseQA for the answers themselves
+instead of letters, which small models can do. `embedded` is text that comes with this package, held
+out by every preset that trains on the rest of it. Tasks, prompts and metrics are lm-eval's, by its
+own files.
 """
 
 from dataclasses import dataclass
@@ -12,14 +13,16 @@ from typing import Literal
 from tokencodes.errors import InputError, nearest
 
 PAPER_CONTEXT = 2048  # tokens that the paper's models read
-NOT_METRICS = ("documents", "lost_bytes", "ties")  # what the results of a benchmark hold besides its metrics
+# what the results of a benchmark hold besides its metrics
+NOT_METRICS = ("documents", "lost_bytes", "ties")
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """rows, examples: files of rows (`SHA256`), or `embedded`. recipe: lm-eval's file, below its tasks folder; {subject}
-    stands for each of the 57. endpoint: the metric of pre-declared tests. cluster: what rows may share, so that they are no
-    independent draws. letters: whether letters are asked for, not answers. changes: of the recipe, or all of it.
+    """rows, examples: files of rows (`SHA256`), or `embedded`. recipe: lm-eval's file, below its
+    tasks folder; {subject} stands for each of the 57. endpoint: the metric of pre-declared tests.
+    cluster: what rows may share, so that they are no independent draws. letters: whether letters
+    are asked for, not answers. changes: of the recipe, or all of it.
     """
 
     name: str
@@ -38,15 +41,33 @@ class Benchmark:
 
 MMLU, CONTINUATION = "mmlu/default/mmlu_{subject}.yaml", "mmlu/continuation/mmlu_{subject}.yaml"
 HELLASWAG = Benchmark(
-    "hellaswag", "HellaSwag", "hellaswag/hellaswag.yaml", "hellaswag_validation", "validation", "acc_norm", cluster="source"
+    "hellaswag",
+    "HellaSwag",
+    "hellaswag/hellaswag.yaml",
+    "hellaswag_validation",
+    "validation",
+    "acc_norm",
+    cluster="source",
 )
 ARC_EASY = Benchmark("arc_easy", "ARC-e", "arc/arc_easy.yaml", "arc_easy_test", "test", "acc")
-ARC_CHALLENGE = Benchmark("arc_challenge", "ARC-c", "arc/arc_challenge.yaml", "arc_challenge_test", "test", "acc_norm")
-PIQA = Benchmark("piqa", "PIQA", "piqa/piqa.yaml", "piqa_validation", "validation", "acc", cluster="goal")
-WINOGRANDE = Benchmark(
-    "winogrande", "WinoGrande", "winogrande/default.yaml", "winogrande_xl_validation", "validation", "acc", cluster="twins"
+ARC_CHALLENGE = Benchmark(
+    "arc_challenge", "ARC-c", "arc/arc_challenge.yaml", "arc_challenge_test", "test", "acc_norm"
 )
-OPENBOOKQA = Benchmark("openbookqa", "OpenBookQA", "openbookqa/openbookqa.yaml", "openbookqa_test", "test", "acc_norm")
+PIQA = Benchmark(
+    "piqa", "PIQA", "piqa/piqa.yaml", "piqa_validation", "validation", "acc", cluster="goal"
+)
+WINOGRANDE = Benchmark(
+    "winogrande",
+    "WinoGrande",
+    "winogrande/default.yaml",
+    "winogrande_xl_validation",
+    "validation",
+    "acc",
+    cluster="twins",
+)
+OPENBOOKQA = Benchmark(
+    "openbookqa", "OpenBookQA", "openbookqa/openbookqa.yaml", "openbookqa_test", "test", "acc_norm"
+)
 COMMONSENSE = Benchmark(
     "commonsense_qa",
     "CommonsenseQA",
@@ -57,15 +78,53 @@ COMMONSENSE = Benchmark(
     letters=True,
 )
 MMLU_0 = Benchmark(
-    "mmlu_0", "MMLU 0-shot", MMLU, "mmlu_test", "test", "acc", 0, "mmlu_dev", by_subject=True, letters=True, cluster="subject"
+    "mmlu_0",
+    "MMLU 0-shot",
+    MMLU,
+    "mmlu_test",
+    "test",
+    "acc",
+    0,
+    "mmlu_dev",
+    by_subject=True,
+    letters=True,
+    cluster="subject",
 )
 MMLU_5 = Benchmark(
-    "mmlu_5", "MMLU 5-shot", MMLU, "mmlu_test", "test", "acc", 5, "mmlu_dev", by_subject=True, letters=True, cluster="subject"
+    "mmlu_5",
+    "MMLU 5-shot",
+    MMLU,
+    "mmlu_test",
+    "test",
+    "acc",
+    5,
+    "mmlu_dev",
+    by_subject=True,
+    letters=True,
+    cluster="subject",
 )
-LAMBADA = Benchmark("lambada", "LAMBADA", "lambada/lambada_openai.yaml", "lambada_openai_test", "test", "acc")
-WIKITEXT = Benchmark("wikitext", "WikiText-2", "wikitext/wikitext.yaml", "wikitext2_raw_test_pages", "test", "bits_per_byte")
+LAMBADA = Benchmark(
+    "lambada", "LAMBADA", "lambada/lambada_openai.yaml", "lambada_openai_test", "test", "acc"
+)
+WIKITEXT = Benchmark(
+    "wikitext",
+    "WikiText-2",
+    "wikitext/wikitext.yaml",
+    "wikitext2_raw_test_pages",
+    "test",
+    "bits_per_byte",
+)
 MMLU_CLOZE = Benchmark(
-    "mmlu_cloze", "MMLU cloze", CONTINUATION, "mmlu_test", "test", "acc_norm", 0, "mmlu_dev", by_subject=True, cluster="subject"
+    "mmlu_cloze",
+    "MMLU cloze",
+    CONTINUATION,
+    "mmlu_test",
+    "test",
+    "acc_norm",
+    0,
+    "mmlu_dev",
+    by_subject=True,
+    cluster="subject",
 )
 COMMONSENSE_CLOZE = Benchmark(
     "commonsense_qa_cloze",
@@ -79,7 +138,13 @@ COMMONSENSE_CLOZE = Benchmark(
         ("doc_to_text", "Question: {{question.strip()}}\nAnswer:"),
         ("doc_to_choice", "{{choices.text}}"),
         ("doc_to_target", "{{choices.label.index(answerKey)}}"),
-        ("metric_list", [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")]),
+        (
+            "metric_list",
+            [
+                {"metric": name, "aggregation": "mean", "higher_is_better": True}
+                for name in ("acc", "acc_norm")
+            ],
+        ),
     ),
 )
 EMBEDDED = Benchmark(
@@ -94,7 +159,10 @@ EMBEDDED = Benchmark(
         ("output_type", "loglikelihood_rolling"),
         ("doc_to_text", ""),
         ("doc_to_target", "{{text}}"),
-        ("metric_list", [{"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")]),
+        (
+            "metric_list",
+            [{"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")],
+        ),
     ),
 )
 MULTIPLE_CHOICE = (HELLASWAG, ARC_EASY, ARC_CHALLENGE, PIQA, WINOGRANDE, OPENBOOKQA, COMMONSENSE)
@@ -121,7 +189,8 @@ SHA256 = {
 }
 
 
-# The embedded documents that are asked for: what this split holds out, and so every split of this seed with as large a share.
+# The embedded documents that are asked for: what this split holds out, and so every split of this
+# seed with as large a share.
 EMBEDDED_SEED, EMBEDDED_SHARE = 0, 0.02
 
 
@@ -131,6 +200,9 @@ def benchmarks(suite: str) -> tuple[Benchmark, ...]:
     for name in map(str.strip, suite.split(",")):
         some = SUITES.get(name) or ((BENCHMARKS[name],) if name in BENCHMARKS else ())
         if not some:
-            raise InputError(f"suite {name!r}: no such suite or benchmark; {nearest(name, {**SUITES, **BENCHMARKS})}")
+            raise InputError(
+                f"suite {name!r}: no such suite or benchmark;"
+                f" {nearest(name, {**SUITES, **BENCHMARKS})}"
+            )
         found |= {one.name: one for one in some}
     return tuple(found.values())

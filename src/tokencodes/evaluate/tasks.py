@@ -1,5 +1,6 @@
-"""lm-eval's tasks over rows that are known by hash: prompts, choices and metrics are the harness's, the data are ours to
-check."""
+"""lm-eval's tasks over rows that are known by hash: prompts, choices and metrics are the harness's,
+the data are ours to check.
+"""
 
 import functools
 import gzip
@@ -28,7 +29,9 @@ SPLITS = {"training_split", "validation_split", "test_split", "fewshot_split"}
 
 @dataclass(frozen=True, eq=False)
 class TaskOf:
-    """One lm-eval task of a benchmark: all of it, or one subject. name is what lm-eval and results call it."""
+    """One lm-eval task of a benchmark: all of it, or one subject. name is what lm-eval and results
+    call it.
+    """
 
     benchmark: Benchmark
     name: str
@@ -49,7 +52,9 @@ def harness() -> Path:
     except PackageNotFoundError:
         raise InputError("evaluation needs lm-eval: pip install 'tokencodes[eval]'") from None
     if found != HARNESS:
-        raise InputError(f"lm-eval {found}: prompts are bound to {HARNESS}; pip install 'lm-eval=={HARNESS}'")
+        raise InputError(
+            f"lm-eval {found}: prompts are bound to {HARNESS}; pip install 'lm-eval=={HARNESS}'"
+        )
     spec = find_spec("lm_eval")
     assert spec is not None and spec.origin is not None
     for name in ("lm_eval", "lm-eval", "datasets"):
@@ -60,8 +65,9 @@ def harness() -> Path:
 
 
 def _quick_and_quiet() -> None:
-    """lm-eval compiles a prompt's template anew for each document, which takes most of the time that prompts take; and it shows
-    a bar for each of 57 subjects."""
+    """lm-eval compiles a prompt's template anew for each document, which takes most of the time
+    that prompts take; and it shows a bar for each of 57 subjects.
+    """
     from lm_eval import utils
     from lm_eval.api import task
 
@@ -72,11 +78,16 @@ def _quick_and_quiet() -> None:
 
 
 def embedded_rows() -> list[dict[str, Any]]:
-    """Documents of the embedded texts that are held out wherever the share of validation is 0.02 or more and its seed 0. work:
-    the novel of a chapter, or the document itself."""
+    """Documents of the embedded texts that are held out wherever the share of validation is 0.02 or
+    more and its seed 0. work: the novel of a chapter, or the document itself.
+    """
     found = []
     for path in sorted(Path(str(files("tokencodes") / "corpora")).glob("*.jsonl.gz")):
-        some = [one for one in read_documents(path) if split_of(one, EMBEDDED_SEED, EMBEDDED_SHARE) == "validation"]
+        some = [
+            one
+            for one in read_documents(path)
+            if split_of(one, EMBEDDED_SEED, EMBEDDED_SHARE) == "validation"
+        ]
         corpus = path.name.partition(".")[0]
         for one in some:
             name = str(one.id)
@@ -86,11 +97,16 @@ def embedded_rows() -> list[dict[str, Any]]:
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The rows of NAME.jsonl or NAME.jsonl.gz. InputError if they are missing, or not the ones that are meant."""
+    """The rows of NAME.jsonl or NAME.jsonl.gz. InputError if they are missing, or not the ones that
+    are meant.
+    """
     places = [folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz"]
     place = next((path for path in places if path.is_file()), None)
     if place is None:
-        raise InputError(f"{places[1]}: no such file; its lines have SHA-256 {SHA256[name]}, and --data names its folder")
+        raise InputError(
+            f"{places[1]}: no such file; its lines have SHA-256 {SHA256[name]}, and --data names"
+            " its folder"
+        )
     try:
         data = gzip.decompress(place.read_bytes()) if place.suffix == ".gz" else place.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -98,19 +114,28 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     found = hashlib.sha256(data).hexdigest()
     if found != SHA256[name]:
         raise InputError(
-            f"{place}: its lines have SHA-256 {found}, not {SHA256[name]}: other rows than are meant; take a new copy"
+            f"{place}: its lines have SHA-256 {found}, not {SHA256[name]}: other rows than are"
+            " meant; take a new copy"
         )
     return [json.loads(line) for line in data.split(b"\n") if line]
 
 
 def names_of(chosen: Sequence[Benchmark], data: Path | None) -> list[str]:
-    """The files of rows that benchmarks want. InputError where `data` is no folder, or several of them are not in it."""
-    names = sorted({name for one in chosen for name in (one.rows, one.examples) if name} - {EMBEDDED.rows})
+    """The files of rows that benchmarks want. InputError where `data` is no folder, or several of
+    them are not in it.
+    """
+    names = sorted(
+        {name for one in chosen for name in (one.rows, one.examples) if name} - {EMBEDDED.rows}
+    )
     if data is None:
         return names
     if not data.is_dir():
         raise InputError(f"--data {data}: no folder; name the one that the benchmarks' rows lie in")
-    absent = [name for name in names if not any((data / f"{name}.{end}").is_file() for end in ("jsonl", "jsonl.gz"))]
+    absent = [
+        name
+        for name in names
+        if not any((data / f"{name}.{end}").is_file() for end in ("jsonl", "jsonl.gz"))
+    ]
     if len(absent) > 1:  # of one, `read_rows` says more
         told = ", ".join(f"{name}.jsonl.gz" for name in absent)
         raise InputError(f"--data {data}: {len(absent)} files are not there: {told}")
@@ -126,11 +151,16 @@ def check_rows(chosen: Sequence[Benchmark], data: Path | None) -> None:
 
 def subjects(folder: Path) -> list[str]:
     """MMLU's 57, in the order of their names."""
-    return sorted(path.stem.removeprefix("mmlu_") for path in (folder / "mmlu" / "default").glob("mmlu_*.yaml"))
+    return sorted(
+        path.stem.removeprefix("mmlu_")
+        for path in (folder / "mmlu" / "default").glob("mmlu_*.yaml")
+    )
 
 
 def make_tasks(chosen: Sequence[Benchmark], data: Path | None) -> list[TaskOf]:
-    """The tasks of benchmarks over local rows, or (data None) over lm-eval's own data sets of the Hugging Face hub."""
+    """The tasks of benchmarks over local rows, or (data None) over lm-eval's own data sets of the
+    Hugging Face hub.
+    """
     folder = harness()
     names = names_of(chosen, data)
     read = {name: read_rows(data, name) for name in names} if data else {}
@@ -144,7 +174,13 @@ def make_tasks(chosen: Sequence[Benchmark], data: Path | None) -> list[TaskOf]:
     return found
 
 
-def _task(one: Benchmark, name: str, subject: str | None, folder: Path, read: dict[str, list[dict[str, Any]]]) -> Any:
+def _task(
+    one: Benchmark,
+    name: str,
+    subject: str | None,
+    folder: Path,
+    read: dict[str, list[dict[str, Any]]],
+) -> Any:
     from datasets import Dataset, DatasetDict
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -157,9 +193,15 @@ def _task(one: Benchmark, name: str, subject: str | None, folder: Path, read: di
         parts = {one.split: one.rows}
         if one.examples:
             kept["fewshot_split"], parts["dev"] = "dev", one.examples
-        config = {key: value for key, value in config.items() if key not in SPLITS | {"dataset_path", "dataset_name"}} | kept
+        config = {
+            key: value
+            for key, value in config.items()
+            if key not in SPLITS | {"dataset_path", "dataset_name"}
+        } | kept
         rows = {
-            split: Dataset.from_list([row for row in read[file] if subject in (None, row.get("subject"))])
+            split: Dataset.from_list(
+                [row for row in read[file] if subject in (None, row.get("subject"))]
+            )
             for split, file in parts.items()
         }
         config |= {"dataset_path": "local", "custom_dataset": lambda **_: DatasetDict(rows)}
@@ -167,14 +209,19 @@ def _task(one: Benchmark, name: str, subject: str | None, folder: Path, read: di
         task = ConfigurableTask(config=config)
     except (OSError, ConnectionError, ValueError) as error:
         raise InputError(
-            f"{name}: its rows could not be had from the hub ({str(error).splitlines()[0]}); give --data"
+            f"{name}: its rows could not be had from the hub ({str(error).splitlines()[0]}); give"
+            " --data"
         ) from None
-    task._aggregation_list = {metric: _without_overflow(mean) for metric, mean in task._aggregation_list.items()}
+    task._aggregation_list = {
+        metric: _without_overflow(mean) for metric, mean in task._aggregation_list.items()
+    }
     return task
 
 
 def _without_overflow(mean: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """lm-eval's mean of a metric. Results take nothing from it, so a perplexity that overflows must not end an evaluation."""
+    """lm-eval's mean of a metric. Results take nothing from it, so a perplexity that overflows must
+    not end an evaluation.
+    """
 
     def guarded(items: Any) -> Any:
         try:

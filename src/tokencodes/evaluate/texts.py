@@ -1,4 +1,6 @@
-"""A tokenizer as an evaluation uses it: ids of many texts at once, what it adds to each, and what it cannot write down."""
+"""A tokenizer as an evaluation uses it: ids of many texts at once, what it adds to each, and what
+it cannot write down.
+"""
 
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +22,9 @@ class Texts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
-        file = TokenizerFile.of(tokenizer.backend_tokenizer, Path(tokenizer.name_or_path or "tokenizer"))
+        file = TokenizerFile.of(
+            tokenizer.backend_tokenizer, Path(tokenizer.name_or_path or "tokenizer")
+        )
         self._file = file
         self.begin = self._begin()
         self._cached = CachedEncoder(file) if CachedEncoder.supports(file) else None
@@ -28,19 +32,29 @@ class Texts:
         self.vocab_size = file.vocab_size
 
     def _begin(self) -> Tokens:
-        """What is put before each text. InputError where something is put behind it: that would be scored, or stand between."""
-        told = [(self.tokenizer.encode(text), self.tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b c")]
+        """What is put before each text. InputError where something is put behind it: that would be
+        scored, or stand between.
+        """
+        told = [
+            (self.tokenizer.encode(text), self.tokenizer.encode(text, add_special_tokens=False))
+            for text in ("a", "b c")
+        ]
         begins = [ids[: len(ids) - len(bare)] for ids, bare in told]
-        if any(ids != begin + bare for (ids, bare), begin in zip(told, begins, strict=True)) or begins[0] != begins[1]:
+        if (
+            any(ids != begin + bare for (ids, bare), begin in zip(told, begins, strict=True))
+            or begins[0] != begins[1]
+        ):
             raise InputError(
-                f"{self.tokenizer.name_or_path}: this tokenizer puts tokens behind each text ({told[0][0]} for 'a'); make one "
-                "that does not (add_eos_token=False)"
+                f"{self.tokenizer.name_or_path}: this tokenizer puts tokens behind each text"
+                f" ({told[0][0]} for 'a'); make one that does not (add_eos_token=False)"
             )
         return np.array(begins[0], dtype=np.uint32)
 
     @property
     def prefix(self) -> int | None:
-        """The token that stands for an empty context unless another is asked for: begin of text, or else end of text."""
+        """The token that stands for an empty context unless another is asked for: begin of text, or
+        else end of text.
+        """
         for name in ("bos_token_id", "eos_token_id"):
             found: int | None = getattr(self.tokenizer, name)
             if found is not None:
@@ -52,14 +66,18 @@ class Texts:
         return self._bare([text])[0]
 
     def encode(self, texts: list[str]) -> list[Tokens]:
-        """Ids of texts, what the tokenizer begins each with included; but not where a text begins with it itself."""
+        """Ids of texts, what the tokenizer begins each with included; but not where a text begins
+        with it itself.
+        """
         return [
             np.concatenate([self.begin, ids]) if self.begun(text) else ids
             for text, ids in zip(texts, self._bare(texts), strict=True)
         ]
 
     def begun(self, text: str) -> int:
-        """How many tokens `encode` puts before a text: what the tokenizer begins each with, unless the text has it itself."""
+        """How many tokens `encode` puts before a text: what the tokenizer begins each with, unless
+        the text has it itself.
+        """
         return 0 if not len(self.begin) or text.startswith(self._literal) else len(self.begin)
 
     @cached_property
@@ -80,8 +98,10 @@ class Texts:
             return None
 
     def lost(self, text: str, ids: Tokens) -> int | None:
-        """Bytes of a text that none of its tokens stands for, as characters that need a byte without a token vanish; None where
-        the tokenizer is not byte-level, so that it cannot be told from ids."""
+        """Bytes of a text that none of its tokens stands for, as characters that need a byte
+        without a token vanish; None where the tokenizer is not byte-level, so that it cannot be
+        told from ids.
+        """
         if self._bytes is None:
             return None
         own = ids[self.begun(text) :]
@@ -97,15 +117,19 @@ class Texts:
 
 
 def refuse_missing(place: str) -> None:
-    """InputError for a path that is no hub id and is not there: the hub would be asked for it, and say something else."""
+    """InputError for a path that is no hub id and is not there: the hub would be asked for it, and
+    say something else.
+    """
     path = Path(place)
     if not path.exists() and (path.is_absolute() or place.startswith(".") or len(path.parts) > 2):
         raise InputError(f"{place}: no such file or folder")
 
 
 def located(place: str | Path) -> Path | None:
-    """The tokenizer at a path: the file itself; of a run or a folder its own, as a folder where that says which tokens begin
-    and end a text, as a file otherwise. None where there is none, or the path is a hub id."""
+    """The tokenizer at a path: the file itself; of a run or a folder its own, as a folder where
+    that says which tokens begin and end a text, as a file otherwise. None where there is none, or
+    the path is a hub id.
+    """
     path = Path(place)
     if not path.is_dir():
         return path if path.is_file() else None
@@ -114,7 +138,9 @@ def located(place: str | Path) -> Path | None:
 
 
 def open_texts(place: str | Path) -> Texts:
-    """A tokenizer file, or the tokenizer of a run, a model's folder or hub id. InputError if there is none."""
+    """A tokenizer file, or the tokenizer of a run, a model's folder or hub id. InputError if there
+    is none.
+    """
     refuse_missing(str(place))
     path = place = located(place) or Path(place)
     if path.is_file():

@@ -1,10 +1,13 @@
-"""Whether an exported model is still the same function: a runtime's answers against our own model's.
+"""Whether an exported model is still the same function: a runtime's answers against our own
+model's.
 
-In float32 every logit must lie within the bound that rounding allows, of our model's and of the float64 reference's; where the
-runtime is transformers itself, bits must be equal. In lower precision nothing bounds a single logit, so the Kullback-Leibler
-divergence of the next token's distribution, ours from the runtime's, must stay below a declared one. Greedy continuations must
-be equal up to ties: steps at which our two best logits are closer than twice what the runtime's logits were seen to differ by,
-and than a declared width. After a tie the runtime goes on from our token, so every step is compared.
+In float32 every logit must lie within the bound that rounding allows, of our model's and of the
+float64 reference's; where the runtime is transformers itself, bits must be equal. In lower
+precision nothing bounds a single logit, so the Kullback-Leibler divergence of the next token's
+distribution, ours from the runtime's, must stay below a declared one. Greedy continuations must be
+equal up to ties: steps at which our two best logits are closer than twice what the runtime's logits
+were seen to differ by, and than a declared width. After a tie the runtime goes on from our token,
+so every step is compared.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,10 +21,11 @@ from tokencodes.export.expected import Expected
 from tokencodes.export.runtimes import Ids, Logits, NotInstalled, Runtime
 
 Status = Literal["agrees", "differs", "not run"]
-# Mean KL divergence, nats a token, up to which a model in that type counts as the same. Measured where docs/export.md says.
+# Mean KL divergence, nats a token, up to which a model in that type counts as the same. Measured
+# where docs/export.md says.
 KL_BOUND = {"F16": 1e-4, "BF16": 5e-3, "Q8_0": 5e-3}
-# How far apart our two best logits may be at a greedy step that goes the other way. A quantised model's largest difference of a
-# logit says nothing of these two, so it widens this no further.
+# How far apart our two best logits may be at a greedy step that goes the other way. A quantised
+# model's largest difference of a logit says nothing of these two, so it widens this no further.
 TIE = {"F16": 0.02, "BF16": 0.2, "Q8_0": 0.2}
 LOOSE = 1e-4  # float32 logits in another runtime: the bound, or this where the bound is narrower
 
@@ -42,7 +46,8 @@ class Agreement:
     kl_bound: float | None = None  # of that; in lower precision alone
     kl_max: float | None = None
     greedy_steps_equal: tuple[int, ...] | None = None  # of each continuation; the others are ties
-    tie_leads: tuple[float, ...] | None = None  # at those, our likeliest token's logit less the next one's
+    # at those, our likeliest token's logit less the next one's
+    tie_leads: tuple[float, ...] | None = None
     greedy_steps: int | None = None
     texts: int | None = None
     tokens: int | None = None
@@ -51,12 +56,16 @@ class Agreement:
         """A row for people: runtime, version, result, logits apart, mean KL, greedy steps equal."""
         if self.status != "agrees":
             return [self.runtime, "-", self.status, "-", "-", "-"]
-        steps = ", ".join(f"{equal} of {self.greedy_steps}" for equal in self.greedy_steps_equal or ())
+        steps = ", ".join(
+            f"{equal} of {self.greedy_steps}" for equal in self.greedy_steps_equal or ()
+        )
         apart = "0 (same bits)" if self.bitwise_equal else f"{self.largest_difference:.1e}"
         return [self.runtime, str(self.version), self.status, apart, f"{self.kl_mean:.1e}", steps]
 
 
-def compare(expected: Expected, opened: Callable[[], Runtime], name: str, weights: str, bitwise: bool) -> Agreement:
+def compare(
+    expected: Expected, opened: Callable[[], Runtime], name: str, weights: str, bitwise: bool
+) -> Agreement:
     """Opens a runtime and asks it. bitwise: whether its logits must be ours bit by bit."""
     try:
         runtime = opened()
@@ -72,7 +81,9 @@ def compare(expected: Expected, opened: Callable[[], Runtime], name: str, weight
             raise ValueError(f"logits {list(found.shape)}, not {list(expected.logits.shape)}")
         judged = _Judged(expected, found, weights, bitwise)
         continuations = zip(expected.prompts, expected.tokens, expected.leads, strict=True)
-        greedy = [followed(runtime, *one, judged.tie) for one in continuations] if judged.finite else []
+        greedy = (
+            [followed(runtime, *one, judged.tie) for one in continuations] if judged.finite else []
+        )
     except Exception as error:
         pass_on_interruption(error)
         told = f"fails on it ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
@@ -82,8 +93,10 @@ def compare(expected: Expected, opened: Callable[[], Runtime], name: str, weight
 
 @dataclass(frozen=True)
 class Followed:
-    """equal: steps at which the runtime's likeliest token is ours, given ours before it. ties: our lead at each of the others.
-    left: the first step at which it is another though ours leads by more than a tie, where it ends; None: there is none."""
+    """equal: steps at which the runtime's likeliest token is ours, given ours before it. ties: our
+    lead at each of the others. left: the first step at which it is another though ours leads by
+    more than a tie, where it ends; None: there is none.
+    """
 
     equal: int
     ties: tuple[float, ...]
@@ -99,7 +112,9 @@ class _Judged:
         self.same = bool(np.array_equal(found, expected.logits))
         self.apart = float(np.abs(found - expected.logits).max()) if self.finite else float("inf")
         self.kl = divergence(expected.logits, found) if self.finite else np.array([np.inf])
-        self.bound = KL_BOUND[weights] if not self.full else 0.0 if bitwise else max(expected.bound, LOOSE)
+        self.bound = (
+            KL_BOUND[weights] if not self.full else 0.0 if bitwise else max(expected.bound, LOOSE)
+        )
         self.tie = min(2 * self.apart, TIE.get(weights, 2 * self.bound))
 
     def _wrong(self, greedy: list[Followed]) -> Iterator[str]:
@@ -113,7 +128,10 @@ class _Judged:
         for number, one in enumerate(greedy):
             if one.left is not None:
                 lead = self.expected.leads[number][one.left]
-                yield f"greedy continuation {number + 1} leaves ours at step {one.left + 1}, which leads by {lead:.1e}"
+                yield (
+                    f"greedy continuation {number + 1} leaves ours at step {one.left + 1}, which"
+                    f" leads by {lead:.1e}"
+                )
 
     def agreement(self, who: tuple[str, str], greedy: list[Followed]) -> Agreement:
         """greedy: of each continuation what `followed` gives."""
@@ -137,11 +155,15 @@ class _Judged:
         )
 
 
-def followed(runtime: Runtime, prompt_T: Ids, ours: list[int], leads: list[float], tie: float) -> Followed:
+def followed(
+    runtime: Runtime, prompt_T: Ids, ours: list[int], leads: list[float], tie: float
+) -> Followed:
     """Holds a runtime's greedy continuation against ours, step by step."""
     equal, step, ties = 0, 0, list[float]()
     while step < len(ours):
-        rest = runtime.greedy(np.append(prompt_T, np.array(ours[:step], dtype=np.int64)), len(ours) - step)
+        rest = runtime.greedy(
+            np.append(prompt_T, np.array(ours[:step], dtype=np.int64)), len(ours) - step
+        )
         same = steps_equal(ours[step:], rest)
         equal, step = equal + same, step + same
         if step < len(ours):
@@ -168,4 +190,7 @@ def _log_softmax(logits: Logits) -> np.ndarray:
 
 def steps_equal(ours: list[int], theirs: list[int]) -> int:
     """How many steps two continuations share from their start."""
-    return next((step for step, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), len(ours))
+    return next(
+        (step for step, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]),
+        len(ours),
+    )

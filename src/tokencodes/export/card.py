@@ -1,4 +1,6 @@
-"""The model card: what is known of a model from its run's own records, and which programs were really tried."""
+"""The model card: what is known of a model from its run's own records, and which programs were
+really tried.
+"""
 
 import shlex
 from dataclasses import dataclass, field
@@ -88,7 +90,9 @@ class EvaluationKeys(Known):
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What is known of a model: its name and shape; its run, study and evaluation where they lie beside it."""
+    """What is known of a model: its name and shape; its run, study and evaluation where they lie
+    beside it.
+    """
 
     name: str
     shape: str
@@ -99,19 +103,27 @@ class CardFacts:
 
 
 def read_facts(source: Source) -> CardFacts:
-    """Reads what the run of a checkpoint has left. InputError if the evaluation of these very weights is damaged."""
+    """Reads what the run of a checkpoint has left. InputError if the evaluation of these very
+    weights is damaged.
+    """
     config, place = source.model.config, source.place
     trained = sum(one.numel() for one in source.model.parameters())
     shape = (
-        f"{trained:,} trained parameters: {config.num_hidden_layers} blocks of width {config.hidden_size:,}, "
-        f"{config.num_attention_heads} heads, feed-forward {config.intermediate_size:,}, {config.vocab_size:,} tokens, "
-        f"context {config.max_position_embeddings:,}"
+        f"{trained:,} trained parameters: {config.num_hidden_layers} blocks of width"
+        f" {config.hidden_size:,}, {config.num_attention_heads} heads, feed-forward"
+        f" {config.intermediate_size:,}, {config.vocab_size:,} tokens, context"
+        f" {config.max_position_embeddings:,}"
     )
     limits = []
-    if config.interface != "learned" and config.bos_token_id == 0 and not source.model.input_interface(_zero())[0].any():
+    if (
+        config.interface != "learned"
+        and config.bos_token_id == 0
+        and not source.model.input_interface(_zero())[0].any()
+    ):
         limits.append(
-            "Token 0 begins and ends texts and has the zero code: after it alone every next token is equally likely, so the "
-            f"first token of a text that begins with it costs ln {config.vocab_size:,} nats."
+            "Token 0 begins and ends texts and has the zero code: after it alone every next token"
+            " is equally likely, so the first token of a text that begins with it costs ln"
+            f" {config.vocab_size:,} nats."
         )
     origin = checkpoint.origin_of(place)
     if origin is None or origin.result is None:
@@ -120,10 +132,14 @@ def read_facts(source: Source) -> CardFacts:
     limits.insert(0, "One run is one draw: another seed, recipe or text may do otherwise.")
     if origin.step != result.steps:
         limits.append(
-            f"This is step {origin.step:,} of a run of {result.steps:,} steps; its figures above are of the run's end."
+            f"This is step {origin.step:,} of a run of {result.steps:,} steps; its figures above"
+            " are of the run's end."
         )
     if result.divergence is not None:
-        limits.append(f"The run diverged in step {result.divergence.step}, so it has no score: {result.divergence.reason}.")
+        limits.append(
+            f"The run diverged in step {result.divergence.step}, so it has no score:"
+            f" {result.divergence.reason}."
+        )
     evaluation = _evaluation_of(source, origin.folder / "evaluation" / "evaluation.json")
     return CardFacts(source.name, shape, _run(origin), _study(origin), evaluation, limits)
 
@@ -136,7 +152,9 @@ def _zero() -> Any:
 
 def _evaluation_of(source: Source, file: Path) -> dict[str, Any] | None:
     """What an evaluation beside a run says; None where there is none of these very weights."""
-    found = read_record(file, EvaluationKeys, "remove it, or evaluate anew") if file.is_file() else None
+    found = (
+        read_record(file, EvaluationKeys, "remove it, or evaluate anew") if file.is_file() else None
+    )
     if found is None or found.identity.weights_sha256 != checkpoint.weights_sha256(source.model):
         return None
     return _evaluation(found)
@@ -147,12 +165,15 @@ def _run(origin: Origin) -> dict[str, Any]:
     assert result is not None
     optimizer, batch, data = config.optimizer, config.batch, config.data
     several = data.inputs or tuple(one.dataset for one in data.mixture)
-    text = ", ".join(Path(one).name for one in ((data.dataset,) if data.dataset else several))  # no path: it travels
+    # no path: it travels
+    text = ", ".join(Path(one).name for one in ((data.dataset,) if data.dataset else several))
     recipe = (
-        f"AdamW ({optimizer.beta1}, {optimizer.beta2}), learning rate {optimizer.peak_lr:g} to {optimizer.min_lr:g} over "
-        f"{optimizer.schedule_steps:,} steps, of which {optimizer.warmup_steps:,} warm up, weight decay "
-        f"{optimizer.weight_decay:g}, gradients clipped at {optimizer.max_grad_norm:g}, {batch.global_batch_size:,} windows of "
-        f"{config.model.context_length:,} tokens a step, drawn by {SAMPLING[batch.sampling]}, {result.environment['dtype']}"
+        f"AdamW ({optimizer.beta1}, {optimizer.beta2}), learning rate {optimizer.peak_lr:g} to"
+        f" {optimizer.min_lr:g} over {optimizer.schedule_steps:,} steps, of which"
+        f" {optimizer.warmup_steps:,} warm up, weight decay {optimizer.weight_decay:g}, gradients"
+        f" clipped at {optimizer.max_grad_norm:g}, {batch.global_batch_size:,} windows of"
+        f" {config.model.context_length:,} tokens a step, drawn by {SAMPLING[batch.sampling]},"
+        f" {result.environment['dtype']}"
     )
     return {
         "arm": result.arm,
@@ -190,9 +211,21 @@ def _evaluation(found: EvaluationKeys) -> dict[str, Any]:
     who, audit, rows = found.identity, {one.name: one for one in found.audit}, []
     for name, metrics in found.results.items():
         values = {key: value for key, value in metrics.items() if key not in NOT_METRICS}
-        shown = ", ".join(f"{key} {OVERFLOW if value is None else f'{value:.4g}'}" for key, value in values.items())
+        shown = ", ".join(
+            f"{key} {OVERFLOW if value is None else f'{value:.4g}'}"
+            for key, value in values.items()
+        )
         if name in audit:
-            rows.append([name, shown, *(f"{getattr(audit[name], key):,}" for key in ("documents", "requests", "truncated"))])
+            rows.append(
+                [
+                    name,
+                    shown,
+                    *(
+                        f"{getattr(audit[name], key):,}"
+                        for key in ("documents", "requests", "truncated")
+                    ),
+                ]
+            )
     drawn = "All documents of each benchmark."
     if who.documents:
         drawn = f"At most {who.documents:,} documents of each benchmark, drawn by seed {who.seed}."
@@ -226,11 +259,28 @@ def _word(name: str) -> str:
 
 def write_card(facts: CardFacts, made: "Export", folder: Path) -> None:
     """README.md of an export."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_literal)
-    environment.filters |= {"code": lambda text: _Markdown(markdown_code(text)), "word": lambda text: _Markdown(_word(text))}
-    template = environment.from_string((files("tokencodes.export") / "card.md.j2").read_text(encoding="utf-8"))
-    told = {key: getattr(facts, key) for key in ("name", "shape", "run", "study", "evaluation", "limits")}
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_literal
+    )
+    environment.filters |= {
+        "code": lambda text: _Markdown(markdown_code(text)),
+        "word": lambda text: _Markdown(_word(text)),
+    }
+    template = environment.from_string(
+        (files("tokencodes.export") / "card.md.j2").read_text(encoding="utf-8")
+    )
+    told = {
+        key: getattr(facts, key)
+        for key in ("name", "shape", "run", "study", "evaluation", "limits")
+    }
     runtimes = [one.cells() for one in made.runtimes]
     file = next((path.name for path in folder.glob("*.gguf")), None)
-    text = template.render(made=made, file=file, version=tokencodes.__version__, unfreezes=UNFREEZES, runtimes=runtimes, **told)
+    text = template.render(
+        made=made,
+        file=file,
+        version=tokencodes.__version__,
+        unfreezes=UNFREEZES,
+        runtimes=runtimes,
+        **told,
+    )
     write_text(folder / CARD, text.rstrip() + "\n")

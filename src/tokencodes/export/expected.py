@@ -1,7 +1,8 @@
-"""What our own model says, before it leaves memory: logits of a few texts, greedy continuations, and how exact float32 can be.
+"""What our own model says, before it leaves memory: logits of a few texts, greedy continuations,
+and how exact float32 can be.
 
-The texts are ids drawn by a fixed seed, ids 0 and V-1 among them, and, where the checkpoint keeps its last step, windows that
-the model was trained on: what it is sure of, and what it is not.
+The texts are ids drawn by a fixed seed, ids 0 and V-1 among them, and, where the checkpoint keeps
+its last step, windows that the model was trained on: what it is sure of, and what it is not.
 """
 
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ TRAINED = 2  # windows of the last step
 
 @dataclass(frozen=True)
 class Expected:
-    """texts int64[N, T], their logits float32[N, T, V]; how far those lie from the float64 reference, and how far float32 may.
+    """texts int64[N, T], their logits float32[N, T, V]; how far those lie from the float64
+    reference, and how far float32 may.
 
-    prompts int64[P, t]; tokens[p][s]: the likeliest continuation; leads[p][s]: its logit less the next one's.
+    prompts int64[P, t]; tokens[p][s]: the likeliest continuation; leads[p][s]: its logit less the
+    next one's.
     """
 
     texts: Ids
@@ -79,5 +82,6 @@ def _texts(model: TokenCodeForCausalLM, place: Path) -> Ids:
     if replay is None:
         return drawn
     rows = replay.ids[:, : drawn.shape[1]]
-    trained = rows[(rows >= 0).all(1)][:TRAINED]  # a packed window ends early, and holds no token from there on
+    # a packed window ends early, and holds no token from there on
+    trained = rows[(rows >= 0).all(1)][:TRAINED]
     return np.concatenate([drawn, trained]) if trained.shape[1] == drawn.shape[1] else drawn

@@ -1,5 +1,5 @@
-"""`export`: ask our own model, write, let it go, open what was written in the runtimes that it is for, compare, and only then
-show it.
+"""`export`: ask our own model, write, let it go, open what was written in the runtimes that it is
+for, compare, and only then show it.
 
 Our model and the runtime's are never in memory together: what ours says is kept as numbers.
 """
@@ -31,7 +31,9 @@ Opening = tuple[Callable[[], Runtime], str, bool]
 
 @dataclass(frozen=True)
 class Export:
-    """What was made: certificate.json. reference_difference: of our own float32 logits from the float64 reference."""
+    """What was made: certificate.json. reference_difference: of our own float32 logits from the
+    float64 reference.
+    """
 
     name: str
     checkpoint: str  # the step's folder, or the model's; no path, because it travels
@@ -53,8 +55,8 @@ class Export:
 def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = False) -> Export:
     """Exports a checkpoint into the folder `out`, which appears when all is well.
 
-    to: llama, gguf, onnx. weights: the type of the matrices. InputError: unusable input. CheckFailed: what was written is not
-    the same function in a runtime that is here; it is deleted.
+    to: llama, gguf, onnx. weights: the type of the matrices. InputError: unusable input.
+    CheckFailed: what was written is not the same function in a runtime that is here; it is deleted.
     """
     to, weights = check_asked(to, weights, out, force)
     if place.resolve().is_relative_to(out.resolve()):
@@ -69,20 +71,40 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
         facts, expected = read_facts(source), expect(source.model, source.place)
         if not expected.from_reference <= expected.bound:
             raise CheckFailed(
-                f"{source.place}: our own logits are {expected.from_reference:.1e} from the float64 reference (bound "
-                f"{expected.bound:.1e}); `tokencodes verify` says where"
+                f"{source.place}: our own logits are {expected.from_reference:.1e} from the float64"
+                f" reference (bound {expected.bound:.1e}); `tokencodes verify` says where"
             )
         table = _write(source, to, weights, folder)
         exact, frozen, interface, name = source.exact, source.frozen, source.facts(), source.name
-        file, taken, tokenizer = file_of(source, to, weights), source.place.name, source.tokenizer is not None
+        file, taken, tokenizer = (
+            file_of(source, to, weights),
+            source.place.name,
+            source.tokenizer is not None,
+        )
         del source  # two models at once would take twice the memory
         openings = _openings(to, weights, folder, file, expected.longest, exact)
-        found = tuple(compare(expected, opened, runtime, weights, bitwise) for opened, runtime, bitwise in openings)
+        found = tuple(
+            compare(expected, opened, runtime, weights, bitwise)
+            for opened, runtime, bitwise in openings
+        )
         for one in found:
             if one.status == "differs":
-                raise CheckFailed(f"{out}: not made, because {one.runtime} does not agree with our model: {one.detail}")
+                raise CheckFailed(
+                    f"{out}: not made, because {one.runtime} does not agree with our model:"
+                    f" {one.detail}"
+                )
         made = Export(
-            name, taken, to, weights, table, frozen, interface, expected.from_reference, expected.bound, tokenizer, found
+            name,
+            taken,
+            to,
+            weights,
+            table,
+            frozen,
+            interface,
+            expected.from_reference,
+            expected.bound,
+            tokenizer,
+            found,
         )
         write_card(facts, made, folder)
         write_certificate(folder, KIND, made.as_json())
@@ -90,8 +112,9 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
 
 
 def check_asked(to: str, weights: str, out: Path, force: bool) -> tuple[str, str]:
-    """Format and type as they are written here. InputError for what cannot be made, or may not be made there; said before a
-    model is fetched or read."""
+    """Format and type as they are written here. InputError for what cannot be made, or may not be
+    made there; said before a model is fetched or read.
+    """
     to, weights = to.lower(), weights.upper()
     if to not in TYPES:
         raise InputError(f"--to {to!r}: known: {', '.join(TYPES)}")
@@ -106,7 +129,11 @@ def check_asked(to: str, weights: str, out: Path, force: bool) -> tuple[str, str
 
 def file_of(source: Source, to: str, weights: str) -> str:
     """Where the weights lie in the export's folder."""
-    return {"llama": "model.safetensors", "gguf": f"{source.name}-{weights}.gguf", "onnx": "onnx/model.onnx"}[to]
+    return {
+        "llama": "model.safetensors",
+        "gguf": f"{source.name}-{weights}.gguf",
+        "onnx": "onnx/model.onnx",
+    }[to]
 
 
 def _write(source: Source, to: str, weights: str, folder: Path) -> str:
@@ -124,14 +151,19 @@ def _write(source: Source, to: str, weights: str, folder: Path) -> str:
     file.parent.mkdir()
     outside = write_onnx(source, file)
     # transformers.js reads from its own section whether weights lie in a file beside the graph
-    told = {**source.plain_config(), "transformers.js_config": {"use_external_data_format": True} if outside else {}}
+    told = {
+        **source.plain_config(),
+        "transformers.js_config": {"use_external_data_format": True} if outside else {},
+    }
     write_json(folder / "config.json", told)
     write_json(folder / "generation_config.json", generation(source))
     copy_tokenizer(source, folder)
     return "F32" if source.model.input_interface.spec.learned else "code"
 
 
-def _openings(to: str, weights: str, folder: Path, file: str, longest: int, exact: bool) -> list[Opening]:
+def _openings(
+    to: str, weights: str, folder: Path, file: str, longest: int, exact: bool
+) -> list[Opening]:
     import torch
 
     if to == "llama":
@@ -142,4 +174,7 @@ def _openings(to: str, weights: str, folder: Path, file: str, longest: int, exac
             (partial(TransformersJs, folder), "transformers.js", False),
         ]
     reader = partial(Transformers.open, folder, torch.float32, gguf_file=file)
-    return [(partial(LlamaCpp, folder / file, longest), "llama.cpp", False), (reader, "transformers' GGUF reader", False)]
+    return [
+        (partial(LlamaCpp, folder / file, longest), "llama.cpp", False),
+        (reader, "transformers' GGUF reader", False),
+    ]

@@ -1,5 +1,6 @@
-"""A plain Llama folder: the lifted table written out as `embed_tokens`, and everything that transformers looks for beside
-it."""
+"""A plain Llama folder: the lifted table written out as `embed_tokens`, and everything that
+transformers looks for beside it.
+"""
 
 import shutil
 from pathlib import Path
@@ -19,8 +20,8 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 def write_llama(source: Source, weights: str, folder: Path) -> None:
     """Writes weights, configuration, generation configuration and tokenizer.
 
-    In a type other than F32 it uses up the source's model: its body is cast in place. InputError: the table is not exact in the
-    chosen type, or a weight is too large for it.
+    In a type other than F32 it uses up the source's model: its body is cast in place. InputError:
+    the table is not exact in the chosen type, or a weight is too large for it.
     """
     dtype = DTYPES[weights]
     if dtype != torch.float32:
@@ -31,28 +32,42 @@ def write_llama(source: Source, weights: str, folder: Path) -> None:
         require_finite(name, tensor, weights)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     name = str(dtype).removeprefix("torch.")
-    write_json(folder / "config.json", {**source.plain_config(), "dtype": name, "torch_dtype": name})
+    write_json(
+        folder / "config.json", {**source.plain_config(), "dtype": name, "torch_dtype": name}
+    )
     write_json(folder / "generation_config.json", generation(source))
     copy_tokenizer(source, folder)
 
 
 def require_finite(name: str, tensor: torch.Tensor, weights: str) -> None:
-    """InputError where a type cannot hold a tensor: a value became infinite in it, in whatever row."""
+    """InputError where a type cannot hold a tensor:
+    a value became infinite in it, in whatever row."""
     row = row_not_finite(tensor)
     if row is not None:
-        raise InputError(f"--dtype {weights}: {name} has a value in row {row} that is too large for it; take F32")
+        raise InputError(
+            f"--dtype {weights}: {name} has a value in row {row} that is too large for it; take F32"
+        )
 
 
 def generation(source: Source) -> dict[str, Any]:
-    """generation_config.json: where a text begins and ends; decoding itself is left to whoever runs it."""
+    """generation_config.json: where a text begins and ends; decoding itself is left to whoever runs
+    it.
+    """
     end = next(iter(source.ends), None)
     begin = source.model.config.bos_token_id
-    return {"bos_token_id": begin, "eos_token_id": source.ends_as_told, "pad_token_id": end, "use_cache": True}
+    return {
+        "bos_token_id": begin,
+        "eos_token_id": source.ends_as_told,
+        "pad_token_id": end,
+        "use_cache": True,
+    }
 
 
 def copy_tokenizer(source: Source, folder: Path) -> None:
-    """The tokenizer's very bytes; and its configuration, by a class name that transformers 4 and 5 both know, with what version
-    4 would pass to `generate` besides ids, and with padding on the side that generation needs."""
+    """The tokenizer's very bytes; and its configuration, by a class name that transformers 4 and 5
+    both know, with what version 4 would pass to `generate` besides ids, and with padding on the
+    side that generation needs.
+    """
     if source.tokenizer is None:
         return
     shutil.copyfile(source.tokenizer, folder / "tokenizer.json")
@@ -60,13 +75,21 @@ def copy_tokenizer(source: Source, folder: Path) -> None:
     told = read_json(beside) if beside.is_file() else {}
     told.pop("backend", None)
     longest = source.model.config.max_position_embeddings
-    told |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, "padding_side": "left"}
-    write_json(folder / "tokenizer_config.json", {**told, "model_input_names": ["input_ids", "attention_mask"]})
+    told |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "padding_side": "left",
+    }
+    write_json(
+        folder / "tokenizer_config.json",
+        {**told, "model_input_names": ["input_ids", "attention_mask"]},
+    )
 
 
 def _check_exact(source: Source, dtype: torch.dtype, weights: str) -> None:
     table = source.model.input_interface.materialize()
     if source.model.input_interface.spec.fixed and not torch.equal(table.to(dtype).float(), table):
         raise InputError(
-            f"--dtype {weights}: the fixed code {source.model.config.interface!r} is not exact in it; take F32, where it is"
+            f"--dtype {weights}: the fixed code {source.model.config.interface!r} is not exact in"
+            " it; take F32, where it is"
         )

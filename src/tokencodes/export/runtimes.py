@@ -1,4 +1,5 @@
-"""The programs that an export is for, each behind two questions: the logits of a text, and the greedy continuation of a prompt.
+"""The programs that an export is for, each behind two questions: the logits of a text, and the
+greedy continuation of a prompt.
 
 A runtime that is not installed is no failure: the certificate then says "not run", and why.
 """
@@ -33,8 +34,9 @@ class NotInstalled(RuntimeError):
 
 @contextmanager
 def letting_pages_go() -> Iterator[None]:
-    """Within it, a GGUF file's pages leave memory once their tensor was read: transformers maps the whole file and copies it
-    tensor by tensor, so at the end it would be there twice."""
+    """Within it, a GGUF file's pages leave memory once their tensor was read: transformers maps the
+    whole file and copies it tensor by tensor, so at the end it would be there twice.
+    """
     import gguf
 
     whole = gguf.GGUFReader
@@ -67,7 +69,8 @@ class Runtime(ABC):
 
     name: str
     version: str
-    exact = False  # whether it computes what our model does in the same order, so that bits can be compared
+    # whether it computes what our model does in the same order, so that bits can be compared
+    exact = False
 
     @abstractmethod
     def logits(self, ids_T: Ids) -> Logits:
@@ -75,11 +78,15 @@ class Runtime(ABC):
 
     @abstractmethod
     def greedy(self, ids_T: Ids, steps: int) -> list[int]:
-        """The likeliest token, `steps` times, with the runtime's own cache: one token a pass after the prompt."""
+        """The likeliest token, `steps` times, with the runtime's own cache: one token a pass after
+        the prompt.
+        """
 
 
 class Transformers(Runtime):
-    """A causal language model of transformers on the CPU, as it is loaded by anyone: no code of ours in it."""
+    """A causal language model of transformers on the CPU, as it is loaded by anyone: no code of
+    ours in it.
+    """
 
     name = "transformers"
     version = transformers.__version__
@@ -90,22 +97,35 @@ class Transformers(Runtime):
 
     @classmethod
     def open(cls, folder: Path, dtype: torch.dtype, **told: Any) -> "Transformers":
-        """The model of a folder. RuntimeError where a weight does not come from the file, or the head is tied to the table."""
+        """The model of a folder. RuntimeError where a weight does not come from the file, or the
+        head is tied to the table.
+        """
         paged = letting_pages_go() if "gguf_file" in told else nullcontext()
         with redirect_stderr(StringIO()), paged:  # bars of a GGUF file's tensors go there
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, output_loading_info=True, trust_remote_code=False, **told
             )
-        wrong = [*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])]
+        wrong = [
+            *info["missing_keys"],
+            *info["unexpected_keys"],
+            *map(str, info["mismatched_keys"]),
+        ]
         if wrong:
-            raise RuntimeError(f"transformers misses or does not know {', '.join(sorted(wrong)[:3])}")
-        if model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr():
+            raise RuntimeError(
+                f"transformers misses or does not know {', '.join(sorted(wrong)[:3])}"
+            )
+        if (
+            model.get_output_embeddings().weight.data_ptr()
+            == model.get_input_embeddings().weight.data_ptr()
+        ):
             raise RuntimeError("transformers tied the head to the input table")
         return cls(model)
 
     @torch.no_grad()
     def logits(self, ids_T: Ids) -> Logits:
-        found: Logits = self.model(torch.from_numpy(ids_T)[None], use_cache=False).logits[0].float().numpy()
+        found: Logits = (
+            self.model(torch.from_numpy(ids_T)[None], use_cache=False).logits[0].float().numpy()
+        )
         return found
 
     def greedy(self, ids_T: Ids, steps: int) -> list[int]:
@@ -113,7 +133,8 @@ class Transformers(Runtime):
 
     @torch.no_grad()
     def decoded(self, ids_T: Ids, steps: int) -> tuple[list[int], list[float]]:
-        """As `greedy`; and by how much the likeliest token's logit leads the next one's, each time."""
+        """As `greedy`; and by how much the likeliest token's logit leads the next one's,
+        each time."""
         cache, given = DynamicCache(config=self.model.config), torch.from_numpy(ids_T)[None]
         tokens, leads = [], []
         for _ in range(steps):
@@ -134,14 +155,25 @@ class OnnxRuntime(Runtime):
         try:
             import onnxruntime
         except (ImportError, OSError) as error:
-            raise NotInstalled(f"onnxruntime is not installed ({error}): pip install tokencodes[export]") from None
+            raise NotInstalled(
+                f"onnxruntime is not installed ({error}): pip install tokencodes[export]"
+            ) from None
         self.version = onnxruntime.__version__
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        options.add_session_config_entry("session.disable_prepacking", "1")  # it would hold every matrix twice
-        self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        first = next(one for one in self._session.get_inputs() if one.name == "past_key_values.0.key")
-        self._cache_names = [one.name for one in self._session.get_inputs() if one.name.startswith("past_key_values.")]
+        # it would hold every matrix twice
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        self._session = onnxruntime.InferenceSession(
+            str(file), options, providers=["CPUExecutionProvider"]
+        )
+        first = next(
+            one for one in self._session.get_inputs() if one.name == "past_key_values.0.key"
+        )
+        self._cache_names = [
+            one.name
+            for one in self._session.get_inputs()
+            if one.name.startswith("past_key_values.")
+        ]
         self._empty = np.zeros((1, first.shape[1], 0, first.shape[3]), dtype=np.float32)
 
     def _asked(self, ids: list[int], cache: list[Any]) -> list[Any]:
@@ -151,7 +183,9 @@ class OnnxRuntime(Runtime):
             "attention_mask": np.ones((1, past + len(ids)), dtype=np.int64),
             "position_ids": np.arange(past, past + len(ids), dtype=np.int64)[None],
         }
-        answered: list[Any] = self._session.run(None, given | dict(zip(self._cache_names, cache, strict=True)))
+        answered: list[Any] = self._session.run(
+            None, given | dict(zip(self._cache_names, cache, strict=True))
+        )
         return answered
 
     def logits(self, ids_T: Ids) -> Logits:
@@ -168,15 +202,23 @@ class OnnxRuntime(Runtime):
 
 
 class LlamaCpp(Runtime):
-    """A GGUF file in llama.cpp, by llama-cpp-python; its cache in float32, as its weights may be."""
+    """A GGUF file in llama.cpp, by llama-cpp-python;
+    its cache in float32, as its weights may be."""
 
     name = "llama.cpp"
 
     def __init__(self, file: Path, context: int) -> None:
         try:
             import llama_cpp
-        except (ImportError, OSError, RuntimeError) as error:  # it raises the last where its library does not load
-            told = f"llama-cpp-python is not installed ({error}): pip install llama-cpp-python, which compiles it"
+        except (
+            ImportError,
+            OSError,
+            RuntimeError,
+        ) as error:  # it raises the last where its library does not load
+            told = (
+                f"llama-cpp-python is not installed ({error}): pip install llama-cpp-python, which"
+                " compiles it"
+            )
             raise NotInstalled(told) from None
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         self._model = llama_cpp.Llama(
@@ -207,19 +249,24 @@ class LlamaCpp(Runtime):
 
 
 class TransformersJs(Runtime):
-    """An ONNX folder in transformers.js, in Node: `npm install @huggingface/transformers`, and NODE_PATH where that put it."""
+    """An ONNX folder in transformers.js, in Node: `npm install @huggingface/transformers`, and
+    NODE_PATH where that put it.
+    """
 
     name = "transformers.js"
 
     def __init__(self, folder: Path) -> None:
         node = shutil.which("node")
         places = [
-            Path(place) / "@huggingface/transformers" for place in os.environ.get("NODE_PATH", "").split(os.pathsep) if place
+            Path(place) / "@huggingface/transformers"
+            for place in os.environ.get("NODE_PATH", "").split(os.pathsep)
+            if place
         ]
         found = next((place for place in places if place.is_dir()), None)
         if node is None or found is None:
             raise NotInstalled(
-                "transformers.js is not installed: npm install @huggingface/transformers, and set NODE_PATH to its node_modules"
+                "transformers.js is not installed: npm install @huggingface/transformers, and set"
+                " NODE_PATH to its node_modules"
             )
         self.version = json.loads((found / "package.json").read_text())["version"]
         self._command = [node, str(Path(__file__).with_name("transformers_js.mjs")), str(found)]
@@ -231,7 +278,11 @@ class TransformersJs(Runtime):
             here.symlink_to(self._folder)
             asked = [*self._command, str(here)]
             done = subprocess.run(
-                asked, input=json.dumps(question), capture_output=True, encoding="utf-8", timeout=NODE_SECONDS
+                asked,
+                input=json.dumps(question),
+                capture_output=True,
+                encoding="utf-8",
+                timeout=NODE_SECONDS,
             )
         if done.returncode:
             told = done.stderr.strip().splitlines()

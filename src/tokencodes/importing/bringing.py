@@ -1,8 +1,8 @@
-"""`import`: a plain Llama folder, or another program's checkpoint, as a model of ours in a folder that appears when it is
-whole.
+"""`import`: a plain Llama folder, or another program's checkpoint, as a model of ours in a folder
+that appears when it is whole.
 
-Whoever imports may have trained the model since it was exported, so files that are not those of its certificate are no error;
-they are said.
+Whoever imports may have trained the model since it was exported, so files that are not those of its
+certificate are no error; they are said.
 """
 
 import shutil
@@ -40,17 +40,25 @@ tags:
 
 # {name}
 
-A Llama decoder whose token input is the interface {interface} ({found}). Its class is tokencodes' own, so stock transformers
-does not load it; `tokencodes.load(FOLDER)` does, FOLDER being these files or their name on the hub, and `tokencodes export`
-writes it for other programs. `certificate.json` says from what it was imported, and what was compared.
+A Llama decoder whose token input is the interface {interface} ({found}). Its class is tokencodes'
+own, so stock transformers does not load it. `tokencodes.load(FOLDER)` does: FOLDER is these files
+or their name on the hub. `tokencodes export` writes it for other programs. `certificate.json` says
+from what it was imported, and what was compared.
 """
-CARRIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+CARRIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+)
 
 
 @dataclass(frozen=True)
 class Import:
-    """What was made: certificate.json. found: how the interface was found; compared: on what, and how far apart. notes: what
-    whoever takes it should know. mapping: their tensors, for another program's checkpoint."""
+    """What was made: certificate.json. found: how the interface was found; compared: on what, and
+    how far apart. notes: what whoever takes it should know. mapping: their tensors, for another
+    program's checkpoint.
+    """
 
     source: str  # its name; no path, because it travels
     interface: dict[str, Any]
@@ -64,9 +72,18 @@ class Import:
         return {"tokencodes": tokencodes.__version__, **asdict(self)}
 
 
-def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logits: Path | None, force: bool) -> Import:
-    """Imports `place` into `out`. asked: its interface, where it cannot be found or is to be another. map_file, logits: of
-    another program's checkpoint. InputError, CheckFailed: nothing is written."""
+def bring(
+    place: Path,
+    out: Path,
+    asked: str | None,
+    map_file: Path | None,
+    logits: Path | None,
+    force: bool,
+) -> Import:
+    """Imports `place` into `out`. asked: its interface, where it cannot be found or is to be
+    another. map_file, logits: of another program's checkpoint. InputError, CheckFailed: nothing is
+    written.
+    """
     check_asked(out, asked, map_file, logits, force)
     if not place.exists():
         raise InputError(f"{place}: no such file or folder")
@@ -74,26 +91,42 @@ def bring(place: Path, out: Path, asked: str | None, map_file: Path | None, logi
         raise InputError(f"{out}: the model lies there; name another --out")
     _refuse_ours(place, told=map_file is not None or logits is not None)
     plain = read_plain(place) if map_file is None and logits is None else None
-    found, mapped = (compact(plain, asked), []) if plain else import_foreign(place, map_file, logits, asked)
+    found, mapped = (
+        (compact(plain, asked), []) if plain else import_foreign(place, map_file, logits, asked)
+    )
     model = found.model
-    facts = {key: getattr(model.config, key) for key in ("interface", "spec_sha256", "codebook_sha256", "tokenizer_sha256")}
+    facts = {
+        key: getattr(model.config, key)
+        for key in ("interface", "spec_sha256", "codebook_sha256", "tokenizer_sha256")
+    }
     notes = tuple(_notes(place, model))
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()) + (1 << 22)
+    needed = sum(
+        tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()
+    ) + (1 << 22)
     with appearing(out, force, needed) as folder:
         model.save_pretrained(folder)
         for name in CARRIED:
             if place.is_dir() and (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
-        made = Import(place.resolve().name, facts, found.found, found.compared, notes, tuple(mapped))
-        shown = {"name": markdown(made.source), "interface": markdown_code(facts["interface"]), "found": markdown(made.found)}
+        made = Import(
+            place.resolve().name, facts, found.found, found.compared, notes, tuple(mapped)
+        )
+        shown = {
+            "name": markdown(made.source),
+            "interface": markdown_code(facts["interface"]),
+            "found": markdown(made.found),
+        }
         write_text(folder / CARD, CARD_TEXT.format(**shown))
         write_certificate(folder, "tokencodes-import", made.as_json())
     return made
 
 
-def check_asked(out: Path, asked: str | None, map_file: Path | None, logits: Path | None, force: bool) -> None:
-    """InputError for an interface that is none, files that are not there, or a folder that may not be replaced; said before a
-    model is fetched or read."""
+def check_asked(
+    out: Path, asked: str | None, map_file: Path | None, logits: Path | None, force: bool
+) -> None:
+    """InputError for an interface that is none, files that are not there, or a folder that may not
+    be replaced; said before a model is fetched or read.
+    """
     if asked is not None:
         InterfaceSpec.parse(asked)
     for option, file in (("--map", map_file), ("--logits", logits)):
@@ -103,15 +136,23 @@ def check_asked(out: Path, asked: str | None, map_file: Path | None, logits: Pat
 
 
 def _refuse_ours(place: Path, told: bool) -> None:
-    """What another way leads to: a model of ours, and a file whose folder is meant. told: whether more is told of it, so that
-    it is another program's."""
+    """What another way leads to: a model of ours, and a file whose folder is meant. told: whether
+    more is told of it, so that it is another program's.
+    """
     config = place / "config.json"
     if list(place.glob("checkpoints/step-*/manifest.json")) or (
         config.is_file() and read_json(config).get("model_type") == TokenCodeConfig.model_type
     ):
-        raise InputError(f"{place}: a model of tokencodes already, so there is nothing to import; name it as it is")
+        raise InputError(
+            f"{place}: a model of tokencodes already, so there is nothing to import; name it as"
+            " it is"
+        )
     folder = place.parent.parent if place.suffix == ".onnx" else place.parent
-    part = not told and place.suffix in (".onnx", ".safetensors") and (folder / "config.json").is_file()
+    part = (
+        not told
+        and place.suffix in (".onnx", ".safetensors")
+        and (folder / "config.json").is_file()
+    )
     if part and read_json(folder / "config.json").get("model_type") == "llama":
         raise InputError(f"{place}: one file of a plain Llama; name its folder, {folder}")
 
@@ -124,12 +165,19 @@ def _notes(place: Path, model: TokenCodeForCausalLM) -> Iterator[str]:
         if name != CARD:
             yield f"{name} is not the file that was certified when it was exported"
     if told and told.get("weights", "F32") != "F32":
-        yield f"its weights were rounded to {told['weights']} when it was exported: what was trained is not in that file"
+        yield (
+            f"its weights were rounded to {told['weights']} when it was exported: what was trained"
+            " is not in that file"
+        )
     wanted, there = model.config.tokenizer_sha256, place / "tokenizer.json"
     if not there.is_file():
-        yield "no tokenizer came with it: put its tokenizer.json into the folder that you import, and import that again"
+        yield (
+            "no tokenizer came with it: put its tokenizer.json into the folder that you import, and"
+            " import that again"
+        )
     elif wanted not in (None, found := file_sha256(there)):
         raise InputError(
-            f"{there}: SHA-256 {found[:12]}, but the model was trained with {str(wanted)[:12]}; put that file there "
-            "(transformers' save_pretrained writes another one: take the export's)"
+            f"{there}: SHA-256 {found[:12]}, but the model was trained with {str(wanted)[:12]}; put"
+            " that file there (transformers' save_pretrained writes another one: take the"
+            " export's)"
         )

@@ -1,7 +1,9 @@
-"""The code in a table V×d: the lift from equal columns, how bits are shown from the values, the words by solving for them.
+"""The code in a table V×d: the lift from equal columns, how bits are shown from the values, the
+words by solving for them.
 
-Words that are linear over GF(2) in the id's bits (binary, gray, ecc, gf2 with any matrix and offset) are solved for; seeded
-ones are tried with the seeds that people use. Whatever is proposed must then give the very table: found exactly, or refused.
+Words that are linear over GF(2) in the id's bits (binary, gray, ecc, gf2 with any matrix and
+offset) are solved for; seeded ones are tried with the seeds that people use. Whatever is proposed
+must then give the very table: found exactly, or refused.
 """
 
 import hashlib
@@ -28,40 +30,52 @@ LARGEST_BASE = 256
 
 
 def fit(table_VD: Floats) -> InputInterface:
-    """The interface, with its tables. InputError where no code that can be found gives every entry of this table."""
+    """The interface, with its tables. InputError where no code that can be found gives every entry
+    of this table.
+    """
     require_code(table_VD)
     for spec, given in proposals(table_VD):
         found = verified(spec, given, table_VD)
         if found is not None:
             return found
     raise InputError(
-        "the input table is no code that can be found: name it by --interface SPEC, or say --interface learned to take it as a "
-        "trained table"
+        "the input table is no code that can be found: name it by --interface SPEC, or say"
+        " --interface learned to take it as a trained table"
     )
 
 
 def require_code(table_VD: Floats) -> None:
-    """InputError where a table is no code's, whatever the code: a value is not finite, or two tokens share a vector."""
+    """InputError where a table is no code's, whatever the code: a value is not finite, or two
+    tokens share a vector.
+    """
     row = row_not_finite(torch.from_numpy(table_VD))
     if row is not None:
-        raise InputError(f"the input table is not finite in the row of token {row}; take a new copy, or train it anew")
+        raise InputError(
+            f"the input table is not finite in the row of token {row}; take a new copy, or train it"
+            " anew"
+        )
     same = collisions(table_VD)
     if same:
         raise InputError(
-            f"tokens {same[0][0]} and {same[0][1]} have the same vector in the input table ({len(same):,} such pairs), so it "
-            "is no code; --interface learned takes it as a trained table"
+            f"tokens {same[0][0]} and {same[0][1]} have the same vector in the input table"
+            f" ({len(same):,} such pairs), so it is no code; --interface learned takes it as a"
+            " trained table"
         )
 
 
 def verified(spec: str, given: Given, table_VD: Floats) -> InputInterface | None:
-    """The interface of a spec if it gives every entry of this table; else None. A block of rows at a time."""
+    """The interface of a spec if it gives every entry of this table; else None. A block of rows at
+    a time.
+    """
     size, width = table_VD.shape
     try:
         interface = build_interface(InterfaceSpec.parse(spec), size, width, None, given)
     except InputError:  # a spec that does not fit these sizes
         return None
     table = torch.from_numpy(table_VD)
-    same = all(torch.equal(rows, table[start : start + len(rows)]) for start, rows in interface.blocks())
+    same = all(
+        torch.equal(rows, table[start : start + len(rows)]) for start, rows in interface.blocks()
+    )
     return interface if same else None
 
 
@@ -73,7 +87,10 @@ def proposals(table_VD: Floats) -> Iterator[tuple[str, Given]]:
         bits = as_bits(z_VK)
         tail = {} if lift == "tile" else {"lift": lift}
         if bits is None:
-            for words in ("sincos", *(f"{kind}:seed={seed}" for kind in ("gaussian", "sphere") for seed in SEEDS)):
+            for words in (
+                "sincos",
+                *(f"{kind}:seed={seed}" for kind in ("gaussian", "sphere") for seed in SEEDS),
+            ):
                 yield written(words, count, size, tail), {}
             continue
         for words, given in words_of(bits, size):
@@ -83,8 +100,9 @@ def proposals(table_VD: Floats) -> Iterator[tuple[str, Given]]:
 
 
 def has_words(spec: str, given: Given, bits_VK: Bits, exact: bool = False) -> bool:
-    """Whether a spec's words are these bits. Unless `exact`, coordinates that are the same in every token are left to the table
-    itself."""
+    """Whether a spec's words are these bits. Unless `exact`, coordinates that are the same in every
+    token are left to the table itself.
+    """
     try:
         words_VK = build_codebook(InterfaceSpec.parse(spec), len(bits_VK), given).words_VK
     except InputError:  # these words have no such width
@@ -103,15 +121,25 @@ def written(words: str, count: int, size: int, keys: Mapping[str, object]) -> st
 
 
 def folded(table_VD: Floats) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
-    """Copying lifts that the equal columns of a table allow: name, K, and for each coordinate a channel that shows it."""
+    """Copying lifts that the equal columns of a table allow: name, K, and for each coordinate a
+    channel that shows it.
+    """
     size, width = table_VD.shape
     least = min(minimal_width(size), width)
-    digests = [hashlib.blake2b(np.ascontiguousarray(column).data, digest_size=16).digest() for column in table_VD.T]
-    same = np.array([digests.index(digest) for digest in digests])  # equal columns have equal numbers
+    digests = [
+        hashlib.blake2b(np.ascontiguousarray(column).data, digest_size=16).digest()
+        for column in table_VD.T
+    ]
+    # equal columns have equal numbers
+    same = np.array([digests.index(digest) for digest in digests])
     for count in range(least, width):
         for lift in ("tile", "interleave"):
             shown = lifts.columns(lift, count, width)
-            first = np.searchsorted(shown, np.arange(count)) if lift == "interleave" else np.arange(count)
+            first = (
+                np.searchsorted(shown, np.arange(count))
+                if lift == "interleave"
+                else np.arange(count)
+            )
             if np.array_equal(same, same[first][shown]):
                 yield lift, count, first
                 return  # the narrowest; a wider one repeats it
@@ -129,11 +157,13 @@ def as_bits(z_VK: Floats) -> Bits | None:
     if not (one | (z_VK == low)).all():
         return None
     constant = low == high
-    return (one & ~(constant & (high <= 0))).astype(np.uint8)  # a coordinate that is always shown as 0 is 0
+    # a coordinate that is always shown as 0 is 0
+    return (one & ~(constant & (high <= 0))).astype(np.uint8)
 
 
 def values_of(z_VK: Floats) -> list[dict[str, object]]:
-    """How bits may be shown, from the two values of the coordinates; what takes fewest words first."""
+    """How bits may be shown, from the two values of the coordinates;
+    what takes fewest words first."""
     reach = float((z_VK.max(0) - z_VK.min(0)).max())
     found: list[dict[str, object]] = []
     for center in ({}, {"center": "true"}):
@@ -154,7 +184,9 @@ def words_of(bits_VK: Bits, size: int) -> Iterator[tuple[str, Given]]:
         yield "ecc", {}
         matrix, offset = solved
         weights = matrix.sum(0).min(initial=width), matrix.sum(1).min(initial=width)
-        if min(weights) >= PAPER_MIN_WEIGHT and width >= 2 * PAPER_MIN_WEIGHT:  # or no draw of these seeds is it
+        if (
+            min(weights) >= PAPER_MIN_WEIGHT and width >= 2 * PAPER_MIN_WEIGHT
+        ):  # or no draw of these seeds is it
             for seed in SEEDS:
                 yield f"gf2:seed={seed}" + (",affine=true" if offset.any() else ""), {}
         if matrix.shape[1] == width:
@@ -172,8 +204,9 @@ def words_of(bits_VK: Bits, size: int) -> Iterator[tuple[str, Given]]:
 
 
 def affine(bits_VK: Bits) -> tuple[Bits, Bits] | None:
-    """Matrix [K, bits] and offset [K] over GF(2) with word(t) = A·t + b for every id; None where there is none. Ids 2^j have
-    one bit each, so that A is read off them, and the rest must follow."""
+    """Matrix [K, bits] and offset [K] over GF(2) with word(t) = A·t + b for every id; None where
+    there is none. Ids 2^j have one bit each, so that A is read off them, and the rest must follow.
+    """
     size, places = len(bits_VK), minimal_width(len(bits_VK))
     offset = bits_VK[0]
     powers = [1 << place for place in range(places)]
@@ -186,8 +219,9 @@ def affine(bits_VK: Bits) -> tuple[Bits, Bits] | None:
 
 
 def order_of(spec: InterfaceSpec, table_VD: Floats) -> Given:
-    """What an informed assignment names by hash, read off the table: the number of each token's word. InputError where a token
-    has no word of these."""
+    """What an informed assignment names by hash, read off the table: the number of each token's
+    word. InputError where a token has no word of these.
+    """
     size, width = table_VD.shape
     plain = replace(spec, ids="natural", ids_seed=0, order=None)
     natural = build_interface(plain, size, width).materialize().numpy()
@@ -195,4 +229,6 @@ def order_of(spec: InterfaceSpec, table_VD: Floats) -> Given:
     try:
         return {"order": np.array([numbers[row.tobytes()] for row in table_VD], dtype=np.int32)}
     except KeyError:
-        raise InputError(f"the input table holds a vector that is no word of {str(spec)!r}") from None
+        raise InputError(
+            f"the input table holds a vector that is no word of {str(spec)!r}"
+        ) from None

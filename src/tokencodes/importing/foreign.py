@@ -1,9 +1,11 @@
-"""A checkpoint of another program: its tensors by rules or a map, its layout by trying, believed by its own logits alone.
+"""A checkpoint of another program: its tensors by rules or a map, its layout by trying, believed by
+its own logits alone.
 
-What names cannot tell (rotary positions of neighbouring channels or of halves, the order in a fused tensor, the lift of a
-stored code) is tried, each way that fits, in the independent float64 reference; the one whose logits are those that came with
-the checkpoint is taken, and if none is, nothing is. The paper's released files are what this was written for; nobody has tried
-it on them yet.
+What names cannot tell (rotary positions of neighbouring channels or of halves, the order in a fused
+tensor, the lift of a stored code) is tried, each way that fits, in the independent float64
+reference; the one whose logits are those that came with the checkpoint is taken, and if none is,
+nothing is. The paper's released files are what this was written for; nobody has tried it on them
+yet.
 """
 
 import hashlib
@@ -65,43 +67,67 @@ class Way:
     gate_first: bool
 
     def __str__(self) -> str:
-        return f"rotary by {self.rotary}, fused qkv {self.fused_qkv}, {'gate' if self.gate_first else 'up'} first"
+        return (
+            f"rotary by {self.rotary}, fused qkv {self.fused_qkv},"
+            f" {'gate' if self.gate_first else 'up'} first"
+        )
 
 
 def read_beside(file: Path) -> Beside:
-    """`input_ids` and `logits` of a .safetensors or .npz file. InputError where they are not there, or do not fit each
-    other."""
+    """`input_ids` and `logits` of a .safetensors or .npz file. InputError where they are not there,
+    or do not fit each other.
+    """
     try:
         told = dict(np.load(file)) if file.suffix == ".npz" else load_arrays(file)
     except Exception as error:  # each library has errors of its own
-        raise InputError(f"--logits {file}: cannot be read ({str(error).splitlines()[0]})") from None
+        raise InputError(
+            f"--logits {file}: cannot be read ({str(error).splitlines()[0]})"
+        ) from None
     if "input_ids" not in told or "logits" not in told:
-        raise InputError(f"--logits {file}: holds {', '.join(sorted(told)) or 'nothing'}; input_ids and logits are needed")
+        raise InputError(
+            f"--logits {file}: holds {', '.join(sorted(told)) or 'nothing'}; input_ids and logits"
+            " are needed"
+        )
     if told["input_ids"].dtype.kind not in "iu":
-        raise InputError(f"--logits {file}: input_ids of type {told['input_ids'].dtype}; whole numbers are needed")
+        raise InputError(
+            f"--logits {file}: input_ids of type {told['input_ids'].dtype}; whole numbers are"
+            " needed"
+        )
     ids, logits = np.atleast_2d(told["input_ids"]).astype(np.int64), told["logits"]
     logits = logits[None] if logits.ndim == 2 else logits
     if logits.ndim != 3 or logits.shape[:2] != ids.shape:
-        raise InputError(f"--logits {file}: input_ids {list(ids.shape)} and logits {list(logits.shape)} do not fit each other")
+        raise InputError(
+            f"--logits {file}: input_ids {list(ids.shape)} and logits {list(logits.shape)} do not"
+            " fit each other"
+        )
     if not ids.size or ids.shape[1] < 2 or not np.isfinite(logits).all() or not logits.any():
-        raise InputError(f"--logits {file}: texts of two tokens or more, and finite logits that are not all 0, are needed")
+        raise InputError(
+            f"--logits {file}: texts of two tokens or more, and finite logits that are not all 0,"
+            " are needed"
+        )
     return Beside(ids, logits.astype(np.float32))
 
 
 def weight_files(place: Path) -> list[Path]:
-    """Those of a folder, safetensors before pickles, or the one that was named. InputError where there is none."""
+    """Those of a folder, safetensors before pickles, or the one that was named. InputError where
+    there is none.
+    """
     if place.is_file():
         return [place]
     files = sorted(place.glob("*.safetensors")) or sorted(
         path for end in ("pt", "pth", "bin") for path in place.glob(f"*.{end}")
     )
     if not files:
-        raise InputError(f"{place}: no .safetensors, .pt, .pth or .bin file; name one, or its folder")
+        raise InputError(
+            f"{place}: no .safetensors, .pt, .pth or .bin file; name one, or its folder"
+        )
     return files
 
 
 def read_tensors(place: Path) -> Weights:
-    """The tensors of a folder, or of one .safetensors, .pt, .pth or .bin file; pickles are read as weights alone."""
+    """The tensors of a folder, or of one .safetensors, .pt, .pth or .bin file; pickles are read as
+    weights alone.
+    """
     if place.is_dir() and list(place.glob("*.safetensors")):
         return read_weights(place)
     found: Weights = {}
@@ -115,23 +141,30 @@ def read_tensors(place: Path) -> Weights:
         try:
             told = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
-            raise InputError(f"{file}: cannot be read as weights ({first_line(error, 120)})") from None
+            raise InputError(
+                f"{file}: cannot be read as weights ({first_line(error, 120)})"
+            ) from None
         for key in ("model", "state_dict", "model_state_dict"):
             told = told[key] if isinstance(told, dict) and isinstance(told.get(key), dict) else told
         if not isinstance(told, dict):
-            raise InputError(f"{file}: holds a {type(told).__name__}, and a dictionary of tensors is needed")
+            raise InputError(
+                f"{file}: holds a {type(told).__name__}, and a dictionary of tensors is needed"
+            )
         found |= {name: value for name, value in told.items() if isinstance(value, torch.Tensor)}
     return found
 
 
-def import_foreign(place: Path, map_file: Path | None, logits: Path | None, asked: str | None) -> tuple[Imported, list[Mapped]]:
-    """The model of another program's checkpoint, and what each of its tensors was taken for. InputError: unusable input.
-    CheckFailed: no reading of it gives the logits beside it."""
+def import_foreign(
+    place: Path, map_file: Path | None, logits: Path | None, asked: str | None
+) -> tuple[Imported, list[Mapped]]:
+    """The model of another program's checkpoint, and what each of its tensors was taken for.
+    InputError: unusable input. CheckFailed: no reading of it gives the logits beside it.
+    """
     if logits is None:
         files = weight_files(place)  # there may be none
         raise InputError(
-            f"{files[0]}: of no plain Llama, or to be read by --map, so it is believed only by its own logits; give --logits "
-            "FILE with input_ids and logits"
+            f"{files[0]}: of no plain Llama, or to be read by --map, so it is believed only by its"
+            " own logits; give --logits FILE with input_ids and logits"
         )
     beside, tensors = read_beside(logits), read_tensors(place)
     found = mapping(list(tensors), read_map(map_file) if map_file else {})
@@ -147,28 +180,45 @@ def import_foreign(place: Path, map_file: Path | None, logits: Path | None, aske
                 fits.setdefault(_digest(weights, interface), (way, interface, apart))
     if not fits:
         raise CheckFailed(
-            f"{place}: no reading of it gives the logits of {logits} (nearest: {best:.3g} apart); nothing was written"
+            f"{place}: no reading of it gives the logits of {logits} (nearest: {best:.3g} apart);"
+            " nothing was written"
         )
     if len(fits) > 1:
         told = "; ".join(f"{interface.spec}, {way}" for way, interface, _ in fits.values())
-        raise CheckFailed(f"{logits}: {len(fits)} readings give these logits ({told}); give more of them, of longer texts")
+        raise CheckFailed(
+            f"{logits}: {len(fits)} readings give these logits ({told}); give more of them, of"
+            " longer texts"
+        )
     ((way, interface, apart),) = fits.values()
     weights, _ = _laid_out(tensors, found, way, config["num_attention_heads"], place)
     model = _model(weights, interface, config, beside, place)
     told = f"{interface.spec}; {way}" + (f"; assumed {', '.join(assumed)}" if assumed else "")
-    return Imported(model, told, f"measured on {beside.ids.size} given ids: logits up to {apart:.1e} from those given"), found
+    return (
+        Imported(
+            model,
+            told,
+            f"measured on {beside.ids.size} given ids: logits up to {apart:.1e} from those given",
+        ),
+        found,
+    )
 
 
-def _laid_out(tensors: Weights, found: list[Mapped], way: Way, heads: int, place: Path) -> tuple[Weights, Weights]:
+def _laid_out(
+    tensors: Weights, found: list[Mapped], way: Way, heads: int, place: Path
+) -> tuple[Weights, Weights]:
     try:
         return laid_out(tensors, found, way, heads)
     except (RuntimeError, ValueError) as error:
-        raise InputError(f"{place}: its tensors cannot be cut for {heads} heads ({first_line(error, 120)})") from None
+        raise InputError(
+            f"{place}: its tensors cannot be cut for {heads} heads ({first_line(error, 120)})"
+        ) from None
 
 
 def _digest(weights: Weights, interface: InputInterface) -> str:
     """What tells one reading from another: the tensors of the model that it gives."""
-    digest = hashlib.sha256(interface.materialize().numpy().data if not interface.spec.learned else b"")
+    digest = hashlib.sha256(
+        interface.materialize().numpy().data if not interface.spec.learned else b""
+    )
     for name, tensor in sorted(weights.items()):
         digest.update(name.encode())
         digest.update(tensor.numpy().data)
@@ -176,31 +226,60 @@ def _digest(weights: Weights, interface: InputInterface) -> str:
 
 
 def require_complete(weights: Weights, config: dict[str, Any], beside: Beside, place: Path) -> None:
-    """InputError where tensors are missing or of shapes that do not fit, or the logits are of another vocabulary."""
+    """InputError where tensors are missing or of shapes that do not fit, or the logits are of
+    another vocabulary.
+    """
     if "lm_head.weight" not in weights:
-        raise InputError(f"{place}: no head among its tensors (lm_head.weight): a tied head would make the input trainable")
+        raise InputError(
+            f"{place}: no head among its tensors (lm_head.weight): a tied head would make the input"
+            " trainable"
+        )
     size, width = weights["lm_head.weight"].shape
     blocks = reference.layers({name: np.empty(0) for name in weights})
     gate = weights.get("model.layers.0.mlp.gate_proj.weight")
     inner = len(gate) if gate is not None else 0
     square, wide = (width, width), (inner, width)
-    inside = {f"self_attn.{part}_proj": square for part in "qkvo"} | {"mlp.gate_proj": wide, "mlp.up_proj": wide}
-    inside |= {"mlp.down_proj": (width, inner), "input_layernorm": (width,), "post_attention_layernorm": (width,)}
-    wanted = {f"model.layers.{block}.{part}.weight": shape for block in range(max(blocks, 1)) for part, shape in inside.items()}
+    inside = {f"self_attn.{part}_proj": square for part in "qkvo"} | {
+        "mlp.gate_proj": wide,
+        "mlp.up_proj": wide,
+    }
+    inside |= {
+        "mlp.down_proj": (width, inner),
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+    }
+    wanted = {
+        f"model.layers.{block}.{part}.weight": shape
+        for block in range(max(blocks, 1))
+        for part, shape in inside.items()
+    }
     wanted |= {"model.norm.weight": (width,)} | ({TABLE: (size, width)} if TABLE in weights else {})
     for name, shape in wanted.items():
         if name not in weights or tuple(weights[name].shape) != shape:
             here = list(weights[name].shape) if name in weights else "missing"
-            raise InputError(f"{place}: {name} is {here}, not {list(shape)}; say by --map FILE which tensor it is")
+            raise InputError(
+                f"{place}: {name} is {here}, not {list(shape)}; say by --map FILE which tensor"
+                " it is"
+            )
     more = sorted(weights.keys() - wanted.keys() - {"lm_head.weight"})
     if more:
-        raise InputError(f"{place}: {more[0]} has no place in this decoder of {blocks} blocks; drop it by --map FILE")
+        raise InputError(
+            f"{place}: {more[0]} has no place in this decoder of {blocks} blocks; drop it by --map"
+            " FILE"
+        )
     if beside.logits.shape[2] != size:
-        raise InputError(f"{place}: a head of {size:,} tokens, and logits of {beside.logits.shape[2]:,}")
+        raise InputError(
+            f"{place}: a head of {size:,} tokens, and logits of {beside.logits.shape[2]:,}"
+        )
     if beside.ids.min() < 0 or beside.ids.max() >= size:
-        raise InputError(f"{place}: input_ids from {beside.ids.min()} to {beside.ids.max()}, and {size:,} tokens")
+        raise InputError(
+            f"{place}: input_ids from {beside.ids.min()} to {beside.ids.max()}, and {size:,} tokens"
+        )
     if width % config["num_attention_heads"]:
-        raise InputError(f"{place}: width {width} and {config['num_attention_heads']} heads do not fit each other")
+        raise InputError(
+            f"{place}: width {width} and {config['num_attention_heads']} heads do not fit each"
+            " other"
+        )
 
 
 def read_config(place: Path) -> tuple[dict[str, Any], list[str]]:
@@ -211,17 +290,28 @@ def read_config(place: Path) -> tuple[dict[str, Any], list[str]]:
         raise InputError(f"{file}: no JSON object; take a new copy")
     require_body(told, place)
     told = {**told, **(told.get("rope_parameters") or {})}
-    found = {ours: next((told[name] for name in names if told.get(name) is not None), None) for ours, names in ALIASES.items()}
+    found = {
+        ours: next((told[name] for name in names if told.get(name) is not None), None)
+        for ours, names in ALIASES.items()
+    }
     if found["num_attention_heads"] is None:
         raise InputError(f"{file}: the number of heads is not there; add num_attention_heads")
     assumed = [f"{name} {value:g}" for name, value in ASSUMED.items() if found[name] is None]
     ends = {key: told[key] for key in ("bos_token_id", "eos_token_id") if key in told}
-    return {**found, **{name: value for name, value in ASSUMED.items() if found[name] is None}, "ends": ends}, assumed
+    return {
+        **found,
+        **{name: value for name, value in ASSUMED.items() if found[name] is None},
+        "ends": ends,
+    }, assumed
 
 
 def ways(found: list[Mapped]) -> Iterator[Way]:
     """Every way that these tensors could be laid out."""
-    fused = {tuple(name.split(".", 3)[-1].removesuffix(".weight") for name in one.ours) for one in found if len(one.ours) > 1}
+    fused = {
+        tuple(name.split(".", 3)[-1].removesuffix(".weight") for name in one.ours)
+        for one in found
+        if len(one.ours) > 1
+    }
     layouts = ("stacked", "by head") if QKV in fused else ("stacked",)
     for rotary, layout, gate_first in product(
         ("halves", "neighbours"), layouts, (True, False) if GATE_UP in fused else (True,)
@@ -229,24 +319,34 @@ def ways(found: list[Mapped]) -> Iterator[Way]:
         yield Way(rotary, layout, gate_first)
 
 
-def laid_out(tensors: Weights, found: list[Mapped], way: Way, heads: int) -> tuple[Weights, Weights]:
+def laid_out(
+    tensors: Weights, found: list[Mapped], way: Way, heads: int
+) -> tuple[Weights, Weights]:
     """Their tensors under our names and in our layout, float32; and the code's own tensors."""
     weights: Weights = {}
     for one in found:
         tensor = tensors[one.theirs]
         if len(one.ours) > 1:
             tensor = (
-                _by_head(tensor, heads, len(one.ours)) if "q_proj" in one.ours[0] and way.fused_qkv == "by head" else tensor
+                _by_head(tensor, heads, len(one.ours))
+                if "q_proj" in one.ours[0] and way.fused_qkv == "by head"
+                else tensor
             )
             names = one.ours if way.gate_first or "gate" not in one.ours[0] else one.ours[::-1]
             weights |= dict(zip(names, tensor.chunk(len(names)), strict=True))
         elif one.ours:
             weights[one.ours[0]] = tensor
-    code: Weights = {name: weights.pop(name) for name in ("codebook", "matrix", "offset") if name in weights}
+    code: Weights = {
+        name: weights.pop(name) for name in ("codebook", "matrix", "offset") if name in weights
+    }
     for name, tensor in weights.items():
         if way.rotary == "neighbours" and name.endswith(("q_proj.weight", "k_proj.weight")):
             rows, width = tensor.shape
-            tensor = tensor.view(heads, rows // heads // 2, 2, width).transpose(1, 2).reshape(rows, width)
+            tensor = (
+                tensor.view(heads, rows // heads // 2, 2, width)
+                .transpose(1, 2)
+                .reshape(rows, width)
+            )
         weights[name] = tensor.float().contiguous()
     return weights, code
 
@@ -254,15 +354,26 @@ def laid_out(tensors: Weights, found: list[Mapped], way: Way, heads: int) -> tup
 def _by_head(tensor: torch.Tensor, heads: int, parts: int) -> torch.Tensor:
     """[q1; k1; v1; q2; ...] as [q; k; v]."""
     rows, width = tensor.shape
-    return tensor.view(heads, parts, rows // heads // parts, width).transpose(0, 1).reshape(rows, width)
+    return (
+        tensor.view(heads, parts, rows // heads // parts, width)
+        .transpose(0, 1)
+        .reshape(rows, width)
+    )
 
 
-def difference(weights: Weights, interface: InputInterface, config: dict[str, Any], beside: Beside) -> tuple[float, float]:
-    """The largest difference of the reference's logits from those given, and the bound of float32, on the first text first."""
+def difference(
+    weights: Weights, interface: InputInterface, config: dict[str, Any], beside: Beside
+) -> tuple[float, float]:
+    """The largest difference of the reference's logits from those given, and the bound of float32,
+    on the first text first.
+    """
     arrays = {name: tensor.numpy() for name, tensor in weights.items() if name != TABLE}
-    given = not interface.spec.fixed and TABLE in weights  # a trained table is what was given, a code what its spec says
+    # a trained table is what was given, a code what its spec says
+    given = not interface.spec.fixed and TABLE in weights
     table = weights[TABLE] if given else interface.materialize()
-    shape = reference.Shape(config["num_attention_heads"], config["rope_theta"], config["rms_norm_eps"])
+    shape = reference.Shape(
+        config["num_attention_heads"], config["rope_theta"], config["rms_norm_eps"]
+    )
     blocks, worst, bound = reference.layers(arrays), 0.0, 0.0
     for ids, logits in zip(beside.ids, beside.logits, strict=True):
         exact = reference.forward({**arrays, TABLE: table.numpy()}, shape, ids)
@@ -273,7 +384,9 @@ def difference(weights: Weights, interface: InputInterface, config: dict[str, An
     return worst, bound
 
 
-def _model(weights: Weights, interface: InputInterface, config: dict[str, Any], beside: Beside, place: Path) -> Any:
+def _model(
+    weights: Weights, interface: InputInterface, config: dict[str, Any], beside: Beside, place: Path
+) -> Any:
     size, width = weights["lm_head.weight"].shape
     told = {
         "vocab_size": size,

@@ -1,8 +1,9 @@
-"""Other programs' names for the parts of this decoder, by rules, and a map file for what no rule knows.
+"""Other programs' names for the parts of this decoder, by rules, and a map file for what no rule
+knows.
 
-A map file is JSON: {"their.name.{n}": "our.name.{n}", ...}; null drops a tensor, a list of our names cuts a fused one in equal
-parts along its rows, in that order. {n} stands for the number of a block. Our names are a plain Llama's; a code's tensors are
-called codebook, matrix and offset.
+A map file is JSON: {"their.name.{n}": "our.name.{n}", ...}; null drops a tensor, a list of our
+names cuts a fused one in equal parts along its rows, in that order. {n} stands for the number of a
+block. Our names are a plain Llama's; a code's tensors are called codebook, matrix and offset.
 """
 
 import re
@@ -12,9 +13,22 @@ from pathlib import Path
 from tokencodes.errors import InputError
 from tokencodes.files import read_json
 
-WRAPPERS = ("module.", "_orig_mod.", "model.", "transformer.", "decoder.", "backbone.", "net.", "gpt.", "llm.")
+WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "transformer.",
+    "decoder.",
+    "backbone.",
+    "net.",
+    "gpt.",
+    "llm.",
+)
 BLOCK = re.compile(r"^(?:layers|layer|blocks|block|h)\.(\d+)\.(.+)$")
-ATTENTION, FEED = r"(?:self_attn|self_attention|attention|attn|mha|sa)\.", r"(?:mlp|feed_forward|feedforward|ffn|ff)\."
+ATTENTION, FEED = (
+    r"(?:self_attn|self_attention|attention|attn|mha|sa)\.",
+    r"(?:mlp|feed_forward|feedforward|ffn|ff)\.",
+)
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 # Our name, or names of what is fused; and how others call it, below the block.
@@ -31,7 +45,10 @@ IN_BLOCK: tuple[tuple[tuple[str, ...], str], ...] = (
     ((QKV[1],), ATTENTION + r"(?:k_proj|wk|k|key|to_k|k_lin|w_k)"),
     ((QKV[2],), ATTENTION + r"(?:v_proj|wv|v|value|to_v|v_lin|w_v)"),
     (QKV, ATTENTION + r"(?:wqkv|qkv|qkv_proj|c_attn|in_proj|query_key_value|to_qkv|w_qkv)"),
-    (("self_attn.o_proj",), ATTENTION + r"(?:o_proj|wo|out_proj|c_proj|proj|out|dense|to_out|o|w_o)"),
+    (
+        ("self_attn.o_proj",),
+        ATTENTION + r"(?:o_proj|wo|out_proj|c_proj|proj|out|dense|to_out|o|w_o)",
+    ),
     ((GATE_UP[0],), FEED + r"(?:gate_proj|w1|gate|w_gate|wg)"),
     ((GATE_UP[1],), FEED + r"(?:up_proj|w3|up|w_up|wu)"),
     (GATE_UP, FEED + r"(?:gate_up_proj|gate_up|w13|w12|c_fc|fc1|w_in|wi)"),
@@ -45,7 +62,10 @@ OUTSIDE: tuple[tuple[str, str], ...] = (
 )
 CODE = rf"(?:(?:{TABLES}|input_interface|codes?|encoder|input)\.)*"
 CODES: tuple[tuple[str, str], ...] = (
-    ("codebook", CODE + r"(?:codebook|code_table|codes|token_codes|bits|binary_codes|code_buffer|table)"),
+    (
+        "codebook",
+        CODE + r"(?:codebook|code_table|codes|token_codes|bits|binary_codes|code_buffer|table)",
+    ),
     ("matrix", CODE + r"(?:matrix|A|gf2_matrix|transform|mixing_matrix|code_matrix)"),
     ("offset", CODE + r"(?:offset|b|gf2_offset|bias_bits|affine_offset|code_offset)"),
 )
@@ -53,12 +73,16 @@ CODES: tuple[tuple[str, str], ...] = (
 MADE = re.compile(
     r"(?:.*\.)?(?:inv_freq|rotary_emb\..*|rope\..*|freqs_cis|cos_cached|sin_cached|causal_mask|attn_mask|masked_bias|mask)$"
 )
-LIFTS = re.compile(r"(?:.*\.)?(?:lift|projection|repeat|tile|expand|powers|shifts|bit_positions|bit_shifts|positions)$")
+LIFTS = re.compile(
+    r"(?:.*\.)?(?:lift|projection|repeat|tile|expand|powers|shifts|bit_positions|bit_shifts|positions)$"
+)
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """One of their tensors: what it is here. ours: none where it is dropped, several where it is cut. by: the rule's origin."""
+    """One of their tensors: what it is here. ours: none where it is dropped, several where it is
+    cut. by: the rule's origin.
+    """
 
     theirs: str
     ours: tuple[str, ...]
@@ -82,20 +106,25 @@ def read_map(file: Path) -> dict[str, tuple[str, ...]]:
 
 
 def mapping(names: list[str], told: dict[str, tuple[str, ...]]) -> list[Mapped]:
-    """What each of their tensors is. InputError names the first that neither the map nor a rule knows, or two that would be
-    the same."""
+    """What each of their tensors is. InputError names the first that neither the map nor a rule
+    knows, or two that would be the same.
+    """
     found = [_mapped(name, told) for name in sorted(names)]
     unknown = [one.theirs for one in found if one.by == "unknown"]
     if unknown:
         raise InputError(
-            f"{len(unknown)} tensors have names that no rule knows, first {unknown[0]!r}; say by --map FILE what they are "
-            '({"their.name.{n}": "model.layers.{n}...."}, null to drop)'
+            f"{len(unknown)} tensors have names that no rule knows, first {unknown[0]!r}; say by"
+            ' --map FILE what they are ({"their.name.{n}": "model.layers.{n}...."}, null to'
+            " drop)"
         )
     taken: dict[str, str] = {}
     for one in found:
         for ours in one.ours:
             if ours in taken:
-                raise InputError(f"{taken[ours]!r} and {one.theirs!r} would both be {ours}; say by --map FILE which it is")
+                raise InputError(
+                    f"{taken[ours]!r} and {one.theirs!r} would both be {ours}; say by --map FILE"
+                    " which it is"
+                )
             taken[ours] = one.theirs
     return found
 
@@ -117,7 +146,11 @@ def _mapped(name: str, told: dict[str, tuple[str, ...]]) -> Mapped:
         inside = block.group(2).removesuffix(".weight")
         for ours, rule in IN_BLOCK:
             if re.fullmatch(rule, inside):
-                return Mapped(name, tuple(f"model.layers.{block.group(1)}.{one}.weight" for one in ours), "rule")
+                return Mapped(
+                    name,
+                    tuple(f"model.layers.{block.group(1)}.{one}.weight" for one in ours),
+                    "rule",
+                )
     elif not block and ending:
         for outer, rule in OUTSIDE:
             if re.fullmatch(rule, part):

@@ -1,4 +1,6 @@
-"""A plain Llama back as a compact model: its table is taken for the code that it says it is, or that can be found in it."""
+"""A plain Llama back as a compact model: its table is taken for the code that it says it is, or
+that can be found in it.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,9 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a program for plain Llamas says of one: ids int64[N, T], logits float32[N, T, V]. exact: see `Runtime`."""
+    """What a program for plain Llamas says of one: ids int64[N, T], logits float32[N, T, V]. exact:
+    see `Runtime`.
+    """
 
     program: str
     exact: bool
@@ -37,14 +41,17 @@ class Answers:
 
 def answers_of(runtime: Runtime, config: dict[str, Any]) -> Answers:
     """Asks a program, which can then be let go: two models at once would take twice the memory."""
-    ids = ids_drawn(int(config["vocab_size"]), int(config.get("max_position_embeddings", 2048))).numpy()
+    ids = ids_drawn(
+        int(config["vocab_size"]), int(config.get("max_position_embeddings", 2048))
+    ).numpy()
     return Answers(runtime.name, runtime.exact, ids, np.stack([runtime.logits(row) for row in ids]))
 
 
 @dataclass(eq=False)
 class Plain:
-    """A plain Llama as it was read: configuration, tensors (table and head among them), what it says of its interface, and the
-    answers of the program that it is for."""
+    """A plain Llama as it was read: configuration, tensors (table and head among them), what it
+    says of its interface, and the answers of the program that it is for.
+    """
 
     place: Path
     config: dict[str, Any]
@@ -64,22 +71,30 @@ class Imported:
 
 
 def compact(plain: Plain, asked: str | None) -> Imported:
-    """asked: the interface, where it is known; else the plain model's own word for it, else it is found. The plain model's
-    tensors are used up.
+    """asked: the interface, where it is known; else the plain model's own word for it, else it is
+    found. The plain model's tensors are used up.
 
-    InputError: a tied or incomplete model, a table that is not the code that it is said to be, or no code. CheckFailed: the
-    compact model's logits are not the plain one's.
+    InputError: a tied or incomplete model, a table that is not the code that it is said to be, or
+    no code. CheckFailed: the compact model's logits are not the plain one's.
     """
     refuse_tied(plain.config, plain.place)
     weights = plain.weights
     for name in (TABLE, "lm_head.weight"):
         if name not in weights:
-            raise InputError(f"{plain.place}: no {name} in its files; take a complete copy of an untied Llama")
+            raise InputError(
+                f"{plain.place}: no {name} in its files; take a complete copy of an untied Llama"
+            )
     if plain.config.get("rope_scaling"):
-        raise InputError(f"{plain.place}: rope_scaling {plain.config['rope_scaling']}; only plain rotary positions are taken")
+        raise InputError(
+            f"{plain.place}: rope_scaling {plain.config['rope_scaling']}; only plain rotary"
+            " positions are taken"
+        )
     require_body(plain.config, plain.place)
     config = dict(plain.config)
-    config.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)})  # version 4
+    # version 4
+    config.setdefault(
+        "rope_parameters", {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)}
+    )
     table = weights.pop(TABLE).float()
     interface, found = interface_of_table(table.numpy(), asked, plain.claim, plain.place)
     model = assembled(config, interface, weights, table, plain.tokenizer_sha256, plain.place)
@@ -89,21 +104,32 @@ def compact(plain: Plain, asked: str | None) -> Imported:
     spec = interface.spec
     exact = theirs.exact and (spec.learned or spec.lift != "orthogonal")
     if not apart <= (0.0 if exact else max(logit_bound(model, largest), LOOSE)):
-        raise CheckFailed(f"{plain.place}: the compact model's logits differ by up to {apart:.1e}; nothing was written")
+        raise CheckFailed(
+            f"{plain.place}: the compact model's logits differ by up to {apart:.1e}; nothing was"
+            " written"
+        )
     told = "bit by bit" if apart == 0.0 else f"up to {apart:.1e}"
-    return Imported(model, found, f"measured on {theirs.ids.size} drawn ids: the logits of {theirs.program} {told}")
+    return Imported(
+        model,
+        found,
+        f"measured on {theirs.ids.size} drawn ids: the logits of {theirs.program} {told}",
+    )
 
 
 def refuse_tied(told: dict[str, Any], folder: Path) -> None:
-    """A tied configuration would put the table in the head's place, whatever the file holds, and report success."""
+    """A tied configuration would put the table in the head's place, whatever the file holds, and
+    report success.
+    """
     if told.get("tie_word_embeddings"):
         raise InputError(
-            f"{folder}/config.json: tie_word_embeddings is true, so loading would overwrite the head by the input table; if "
-            "the model has a head of its own, set it to false there"
+            f"{folder}/config.json: tie_word_embeddings is true, so loading would overwrite the"
+            " head by the input table; if the model has a head of its own, set it to false there"
         )
 
 
-def interface_of_table(table_VD: np.ndarray, asked: str | None, claim: str | None, place: Path) -> tuple[InputInterface, str]:
+def interface_of_table(
+    table_VD: np.ndarray, asked: str | None, claim: str | None, place: Path
+) -> tuple[InputInterface, str]:
     """The interface whose vectors are these, and how it was found."""
     size, width = table_VD.shape
     wanted = asked or claim
@@ -120,17 +146,25 @@ def interface_of_table(table_VD: np.ndarray, asked: str | None, claim: str | Non
     if spec.words == "learned-code":
         return build_interface(spec, size, width, None, given), said
     interface = verified(str(spec), given, table_VD)
-    if interface is None and spec.lift == "orthogonal":  # a product: equal up to the last bits of this machine's
+    if (
+        interface is None and spec.lift == "orthogonal"
+    ):  # a product: equal up to the last bits of this machine's
         interface = build_interface(spec, size, width, None, given)
         blocks = interface.blocks()
-        apart = np.max([np.abs(rows.numpy() - table_VD[start : start + len(rows)]).max() for start, rows in blocks])
+        apart = np.max(
+            [
+                np.abs(rows.numpy() - table_VD[start : start + len(rows)]).max()
+                for start, rows in blocks
+            ]
+        )
         said += f", every entry within {apart:.1e}"
         if not apart <= 1e-5 * float(np.abs(table_VD).max()):
             interface = None
     if interface is None:
         raise InputError(
-            f"{place}: its input table is not that of {str(spec)!r}; it was trained since, or is of another code. --interface "
-            "SPEC names another, --interface learned takes it as a trained table"
+            f"{place}: its input table is not that of {str(spec)!r}; it was trained since, or is of"
+            " another code. --interface SPEC names another, --interface learned takes it as a"
+            " trained table"
         )
     return interface, said
 
@@ -143,7 +177,8 @@ def given_of(spec: InterfaceSpec, table_VD: np.ndarray) -> Given:
         solved = affine(bits) if bits is not None else None
         if solved is None or solved[0].shape[0] != solved[0].shape[1]:
             raise InputError(
-                f"the input table does not determine the matrix of {str(spec)!r}; import the model that it was exported from"
+                f"the input table does not determine the matrix of {str(spec)!r}; import the model"
+                " that it was exported from"
             )
         given |= {"matrix": solved[0], "offset": solved[1]}
     return given
@@ -157,32 +192,56 @@ def assembled(
     tokenizer_sha256: str | None,
     place: Path,
 ) -> TokenCodeForCausalLM:
-    """A model of this interface with these tensors for body and head. InputError where they are not all of them, or one holds a
-    value that is not finite, in whatever row."""
+    """A model of this interface with these tensors for body and head. InputError where they are not
+    all of them, or one holds a value that is not finite, in whatever row.
+    """
     for name, tensor in {**weights, TABLE: table}.items():
         row = row_not_finite(tensor)
         if row is not None:
-            raise InputError(f"{place}: {name} is not finite in row {row}; take a new copy, or train it anew")
-    leave = {"architectures", "model_type", "frozen_input", "tokencodes", "rope_theta", "rope_scaling", "torch_dtype", "dtype"}
-    kept = {key: value for key, value in told.items() if key not in leave and not key.startswith("transformers")}
-    config = TokenCodeConfig(**kept, interface=str(interface.spec), tokenizer_sha256=tokenizer_sha256)
+            raise InputError(
+                f"{place}: {name} is not finite in row {row}; take a new copy, or train it anew"
+            )
+    leave = {
+        "architectures",
+        "model_type",
+        "frozen_input",
+        "tokencodes",
+        "rope_theta",
+        "rope_scaling",
+        "torch_dtype",
+        "dtype",
+    }
+    kept = {
+        key: value
+        for key, value in told.items()
+        if key not in leave and not key.startswith("transformers")
+    }
+    config = TokenCodeConfig(
+        **kept, interface=str(interface.spec), tokenizer_sha256=tokenizer_sha256
+    )
     with no_init_weights():  # memory that nothing is drawn into is not taken
         model = TokenCodeForCausalLM(config, given_arrays(interface))
     own = {name: value for name, value in model.state_dict().items() if name.startswith(PREFIX)}
     spec = interface.spec
     if spec.learned:  # in a tied model's state both are one, and would stay one
-        own[TABLE] = table.clone() if weights["lm_head.weight"].data_ptr() == table.data_ptr() else table
+        own[TABLE] = (
+            table.clone() if weights["lm_head.weight"].data_ptr() == table.data_ptr() else table
+        )
     elif spec.words == "learned-code":
         own[f"{PREFIX}coordinates"] = _coordinates(table, interface, place)
     try:
         model.load_state_dict(
-            {name: value.float() if value.is_floating_point() else value for name, value in {**weights, **own}.items()},
+            {
+                name: value.float() if value.is_floating_point() else value
+                for name, value in {**weights, **own}.items()
+            },
             assign=True,
         )
     except RuntimeError as error:
         told_lines = str(error).splitlines()
         raise InputError(
-            f"{place}: not the tensors of a Llama of its shape ({' '.join(told_lines[:2]).strip()[:200]})"
+            f"{place}: not the tensors of a Llama of its shape"
+            f" ({' '.join(told_lines[:2]).strip()[:200]})"
         ) from None
     model.input_interface.check()
     return model.eval()
@@ -199,15 +258,19 @@ def _coordinates(table: torch.Tensor, interface: InputInterface, place: Path) ->
     spec, (size, width) = interface.spec, table.shape
     if spec.lift == "orthogonal":
         raise InputError(
-            f"{place}: coordinates behind an orthogonal lift cannot be read off its table exactly; --interface learned"
+            f"{place}: coordinates behind an orthogonal lift cannot be read off its table exactly;"
+            " --interface learned"
         )
     count = spec.code_width(size)
     shown = lift.columns(spec.lift, count, width)
     first = [int(np.flatnonzero(shown == coordinate)[0]) for coordinate in range(count)]
     z_VK = table[:, first]
-    lifted = torch.where(torch.from_numpy(shown >= 0), z_VK[:, torch.from_numpy(np.maximum(shown, 0))], 0.0)
+    lifted = torch.where(
+        torch.from_numpy(shown >= 0), z_VK[:, torch.from_numpy(np.maximum(shown, 0))], 0.0
+    )
     if not torch.equal(lifted, table):
         raise InputError(
-            f"{place}: its input table is no lift of {count} coordinates as {str(spec)!r} has them; --interface learned"
+            f"{place}: its input table is no lift of {count} coordinates as {str(spec)!r} has them;"
+            " --interface learned"
         )
     return z_VK

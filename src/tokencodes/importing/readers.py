@@ -1,4 +1,6 @@
-"""A plain Llama out of the formats that `export` writes: a transformers folder, a GGUF file, an ONNX graph."""
+"""A plain Llama out of the formats that `export` writes: a transformers folder, a GGUF file, an
+ONNX graph.
+"""
 
 import json
 from collections.abc import Callable
@@ -27,8 +29,9 @@ SHAPE = (
 
 
 def read_plain(place: Path) -> Plain | None:
-    """The plain Llama at a place; None where there is none, and another program may have made it. InputError where there is
-    one that cannot be read."""
+    """The plain Llama at a place; None where there is none, and another program may have made it.
+    InputError where there is one that cannot be read.
+    """
     reader, file = _reader(place)
     if reader is None:
         return None
@@ -38,9 +41,12 @@ def read_plain(place: Path) -> Plain | None:
         raise
     except ImportError as error:
         raise InputError(f"{file}: {error}; pip install 'tokencodes[export]'") from None
-    except Exception as error:  # each library has errors of its own for files that are damaged, incomplete or tied
+    except (
+        Exception
+    ) as error:  # each library has errors of its own for files that are damaged, incomplete or tied
         raise InputError(
-            f"{file}: cannot be read as a Llama with a head of its own ({first_line(error)}); take a complete copy"
+            f"{file}: cannot be read as a Llama with a head of its own ({first_line(error)}); take"
+            " a complete copy"
         ) from None
 
 
@@ -59,7 +65,11 @@ def _reader(place: Path) -> tuple[Callable[[Path], Plain] | None, Path]:
     if told.get("model_type") != "llama":
         return None, place
     graph = place / "onnx" / "model.onnx"
-    return (read_onnx, graph) if graph.is_file() and not list(place.glob("*.safetensors")) else (read_folder, place)
+    return (
+        (read_onnx, graph)
+        if graph.is_file() and not list(place.glob("*.safetensors"))
+        else (read_folder, place)
+    )
 
 
 def read_folder(folder: Path) -> Plain:
@@ -69,18 +79,31 @@ def read_folder(folder: Path) -> Plain:
     told = config.get("tokencodes", {})
     shapes = _shapes(folder)
     if not {TABLE, "lm_head.weight"} <= shapes.keys():
-        raise InputError(f"{folder}: no table or no head of its own in its files; take a complete copy of an untied Llama")
+        raise InputError(
+            f"{folder}: no table or no head of its own in its files; take a complete copy of an"
+            " untied Llama"
+        )
     rows = shapes[TABLE][0]
     if rows != config.get("vocab_size"):
         raise InputError(
-            f"{folder}: vocab_size {config.get('vocab_size')} in config.json, and a table of {rows:,} rows; mend it"
+            f"{folder}: vocab_size {config.get('vocab_size')} in config.json, and a table of"
+            f" {rows:,} rows; mend it"
         )
     answers = answers_of(Transformers.open(folder, torch.float32), config)
-    return Plain(folder, config, read_weights(folder), told.get("interface"), told.get("tokenizer_sha256"), answers)
+    return Plain(
+        folder,
+        config,
+        read_weights(folder),
+        told.get("interface"),
+        told.get("tokenizer_sha256"),
+        answers,
+    )
 
 
 def read_gguf(file: Path) -> Plain:
-    """By transformers' own reader. InputError: quantised, of another architecture, or without the shape of its model."""
+    """By transformers' own reader. InputError: quantised, of another architecture, or without the
+    shape of its model.
+    """
     import gguf
 
     if not file.is_file():
@@ -88,18 +111,30 @@ def read_gguf(file: Path) -> Plain:
     reader = gguf.GGUFReader(file)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     if fields.get("general.architecture") != "llama":
-        raise InputError(f"{file}: of the architecture {fields.get('general.architecture')!r}; only llama is taken")
+        raise InputError(
+            f"{file}: of the architecture {fields.get('general.architecture')!r}; only llama is"
+            " taken"
+        )
     absent = [key for key in SHAPE if key not in fields]
     if absent:  # transformers would take the shape of its default Llama, of 7B parameters
-        raise InputError(f"{file}: {absent[0]} is missing, so the shape of the model is not known; take a complete file")
+        raise InputError(
+            f"{file}: {absent[0]} is missing, so the shape of the model is not known; take a"
+            " complete file"
+        )
     exact = {gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
     if not {tensor.tensor_type for tensor in reader.tensors} <= exact:
-        raise InputError(f"{file}: its weights are quantised, so the trained ones are not in it; take F32")
+        raise InputError(
+            f"{file}: its weights are quantised, so the trained ones are not in it; take F32"
+        )
     runtime = Transformers.open(file.parent, torch.float32, gguf_file=file.name)
     config = runtime.model.config
     config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # the file has it in float32
     told = {key: value for key, value in config.to_dict().items() if key not in OF_THE_READER}
-    told |= {"bos_token_id": fields.get("tokenizer.ggml.bos_token_id"), "eos_token_id": _ends(fields)}  # not the reader's own
+    # not the reader's own
+    told |= {
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _ends(fields),
+    }
     runtime.exact = False  # that epsilon
     answers, weights = answers_of(runtime, told), dict(runtime.model.state_dict())
     claim, sha256 = fields.get("tokencodes.interface"), fields.get("tokencodes.tokenizer_sha256")
@@ -107,14 +142,18 @@ def read_gguf(file: Path) -> Plain:
 
 
 def _ends(fields: dict[str, Any]) -> int | list[int] | None:
-    """The tokens at which llama.cpp stops, by a file's metadata: end of text, of a turn, of a message; each once."""
+    """The tokens at which llama.cpp stops, by a file's metadata: end of text, of a turn, of a
+    message; each once.
+    """
     ids = [fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
     ends = list(dict.fromkeys(id for id in ids if id is not None))
     return ends if len(ends) > 1 else next(iter(ends), None)
 
 
 def read_onnx(file: Path) -> Plain:
-    """A graph that `export` wrote: matrices are its initializers, turned; the table is its input stage's answer to every id."""
+    """A graph that `export` wrote: matrices are its initializers, turned; the table is its input
+    stage's answer to every id.
+    """
     import onnx
     from onnx import numpy_helper
 
@@ -124,7 +163,10 @@ def read_onnx(file: Path) -> Plain:
     answers = answers_of(OnnxRuntime(file), config)
     proto = onnx.load(file)
     if INPUT_VECTORS not in {name for node in proto.graph.node for name in node.output}:
-        raise InputError(f"{file}: not a graph that `tokencodes export` wrote; import the model that it was made from")
+        raise InputError(
+            f"{file}: not a graph that `tokencodes export` wrote; import the model that it was made"
+            " from"
+        )
     weights: Weights = {TABLE: torch.from_numpy(_input_table(proto, int(config["vocab_size"])))}
     for tensor in proto.graph.initializer:
         if tensor.name.endswith(".weight") and tensor.name != TABLE:
@@ -144,8 +186,12 @@ def _input_table(proto: Any, size: int) -> np.ndarray:
     from tokencodes.export.onnx_graph import INPUT_VECTORS
 
     part = onnx.utils.Extractor(proto).extract_model(["input_ids"], [INPUT_VECTORS])
-    session = onnxruntime.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"])
-    found: np.ndarray = session.run(None, {"input_ids": np.arange(size, dtype=np.int64)[None]})[0][0]
+    session = onnxruntime.InferenceSession(
+        part.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    found: np.ndarray = session.run(None, {"input_ids": np.arange(size, dtype=np.int64)[None]})[0][
+        0
+    ]
     return found
 
 

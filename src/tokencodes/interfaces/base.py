@@ -1,7 +1,7 @@
 """What an input interface is, and the baseline: a trainable table.
 
-Letters in names: B batch, T time, D width, V vocabulary, K code width. A new code is a new function in `codes/`, never a
-new class here. Paper: section "Interfaces".
+Letters in names: B batch, T time, D width, V vocabulary, K code width. A new code is a new function
+in `codes/`, never a new class here. Paper: section "Interfaces".
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,9 @@ BLOCK_ENTRIES = 1 << 22  # of a table that is looked at in blocks: 16 MiB in flo
 
 @dataclass(frozen=True)
 class InterfaceFacts:
-    """What an interface is made of. Entries are logical (V·K bits, however packed), sizes bytes, norms d-wide over all V."""
+    """What an interface is made of. Entries are logical (V·K bits, however packed), sizes bytes,
+    norms d-wide over all V.
+    """
 
     spec: str
     trainable_parameters: int
@@ -37,12 +39,15 @@ class InterfaceFacts:
 
 
 class InputInterface(nn.Module, ABC):
-    """Token ids of any shape, int64 or int32 -> vectors of that shape and D, as `nn.Embedding` gives them.
+    """Token ids of any shape, int64 or int32 -> vectors of that shape and D, as `nn.Embedding`
+    gives them.
 
     Their dtype is the parameters', also under autocast.
     """
 
-    def __init__(self, spec: InterfaceSpec, vocab_size: int, hidden_size: int, sha256: str | None) -> None:
+    def __init__(
+        self, spec: InterfaceSpec, vocab_size: int, hidden_size: int, sha256: str | None
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.vocab_size = vocab_size
@@ -51,10 +56,14 @@ class InputInterface(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, ids: Tensor) -> Tensor:
-        """The vectors of these tokens; InputError for ids that are no integers or (on a CPU) outside 0 ... V-1."""
+        """The vectors of these tokens; InputError for ids that are no integers or (on a CPU)
+        outside 0 ... V-1.
+        """
 
     def looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
-        """Rows of a table. The lookup itself minds the range on a CPU; it is read again only to say which id was wrong."""
+        """Rows of a table. The lookup itself minds the range on a CPU; it is read again only to say
+        which id was wrong.
+        """
         if ids.dtype not in INTEGERS:
             self.checked(ids)
         if torch.compiler.is_compiling():
@@ -66,18 +75,24 @@ class InputInterface(nn.Module, ABC):
             raise
 
     def checked(self, ids: Tensor) -> Tensor:
-        """The ids, if they can be looked up. Their range is not read where that would wait for a device or split a graph."""
+        """The ids, if they can be looked up. Their range is not read where that would wait for a
+        device or split a graph.
+        """
         if ids.dtype not in INTEGERS:
             raise InputError(f"token ids of dtype {ids.dtype}: they must be int64 or int32")
         if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
             low, high = (int(bound) for bound in torch.aminmax(ids))
             if low < 0 or high >= self.vocab_size:
-                raise InputError(f"token id {low if low < 0 else high} is outside 0 ... {self.vocab_size - 1}")
+                raise InputError(
+                    f"token id {low if low < 0 else high} is outside 0 ... {self.vocab_size - 1}"
+                )
         return ids
 
     @abstractmethod
     def reset_buffers(self) -> None:
-        """Writes every buffer anew from the spec: after `to_empty`, or where a file did not bring it."""
+        """Writes every buffer anew from the spec: after `to_empty`, or where a file did not bring
+        it.
+        """
 
     @abstractmethod
     def draw(self, generator: Generators) -> None:
@@ -85,7 +100,9 @@ class InputInterface(nn.Module, ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """CodeMismatch (an InputError) if a buffer is not, bit by bit, what the spec says. Called at every load."""
+        """CodeMismatch (an InputError) if a buffer is not, bit by bit, what the spec says. Called
+        at every load.
+        """
 
     @abstractmethod
     def describe(self) -> InterfaceFacts:
@@ -98,10 +115,17 @@ class InputInterface(nn.Module, ABC):
 
     @torch.no_grad()
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """The same table in blocks of rows, so that a large one never exists whole: first id, vectors [rows, D]."""
+        """The same table in blocks of rows, so that a large one never exists whole: first id,
+        vectors [rows, D].
+        """
         rows = max(1, BLOCK_ENTRIES // self.hidden_size)
         for start in range(0, self.vocab_size, rows):
-            yield start, self(torch.arange(start, min(start + rows, self.vocab_size), device=self._device()))
+            yield (
+                start,
+                self(
+                    torch.arange(start, min(start + rows, self.vocab_size), device=self._device())
+                ),
+            )
 
     def _device(self) -> torch.device | None:
         return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), None)
@@ -111,7 +135,9 @@ class InputInterface(nn.Module, ABC):
 
 
 class LearnedTable(InputInterface):
-    """The baseline: a trainable table V×D, drawn from N(0, std²). Its state-dict name is a plain Llama's."""
+    """The baseline: a trainable table V×D, drawn from N(0, std²). Its state-dict name is a plain
+    Llama's.
+    """
 
     def __init__(self, spec: InterfaceSpec, vocab_size: int, hidden_size: int) -> None:
         super().__init__(spec, vocab_size, hidden_size, None)
@@ -134,4 +160,6 @@ class LearnedTable(InputInterface):
 
     def describe(self) -> InterfaceFacts:
         sha = self.spec.sha256(self.vocab_size, self.hidden_size)
-        return InterfaceFacts(str(self.spec), self.weight.numel(), 0, 0, sha, None, None, None, None, None)
+        return InterfaceFacts(
+            str(self.spec), self.weight.numel(), 0, 0, sha, None, None, None, None, None
+        )

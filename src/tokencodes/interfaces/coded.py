@@ -1,4 +1,6 @@
-"""Interfaces made of a code: coordinates that are fixed, or begin as a code and are trained, behind a fixed lift."""
+"""Interfaces made of a code: coordinates that are fixed, or begin as a code and are trained, behind
+a fixed lift.
+"""
 
 from abc import abstractmethod
 
@@ -10,7 +12,14 @@ from torch.nn import functional as F
 from tokencodes.codes import InterfaceSpec, build_codebook, words
 from tokencodes.codes.codebook import PACK_ABOVE, Codebook, Given
 from tokencodes.codes.spec import LINEAR
-from tokencodes.codes.tables import Tables, lift_table, make_tables, shapes, tables_sha256, travelling
+from tokencodes.codes.tables import (
+    Tables,
+    lift_table,
+    make_tables,
+    shapes,
+    tables_sha256,
+    travelling,
+)
 from tokencodes.errors import CodeMismatch, InputError
 from tokencodes.interfaces.base import Generators, InputInterface, InterfaceFacts
 from tokencodes.scatter import round_keys, scatter
@@ -21,13 +30,20 @@ TORCH_TYPES = {"uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64}
 class _Coded(InputInterface):
     """What FixedCode and LearnedCode share: stored tables, their checks, the lift."""
 
-    def __init__(self, spec: InterfaceSpec, vocab_size: int, hidden_size: int, sha256: str | None, given: Given | None) -> None:
+    def __init__(
+        self,
+        spec: InterfaceSpec,
+        vocab_size: int,
+        hidden_size: int,
+        sha256: str | None,
+        given: Given | None,
+    ) -> None:
         super().__init__(spec, vocab_size, hidden_size, sha256)
         self.code_width = spec.code_width(vocab_size)
         if hidden_size < self.code_width:
             raise InputError(
-                f"interface {str(spec)!r}: a model width of {hidden_size} is below the code width {self.code_width}; "
-                f"set hidden_size >= {self.code_width}, or a smaller width="
+                f"interface {str(spec)!r}: a model width of {hidden_size} is below the code width"
+                f" {self.code_width}; set hidden_size >= {self.code_width}, or a smaller width="
             )
         self._given = given or {}
         for name, (shape, dtype) in shapes(spec, vocab_size, hidden_size).items():
@@ -48,15 +64,18 @@ class _Coded(InputInterface):
         return all(name in self._given for name in self.spec.given)
 
     def _fill(self) -> None:
-        """At construction: makes the tables where that is possible and wanted, and settles the hash."""
+        """At construction: makes the tables where that is possible and wanted, and settles the
+        hash.
+        """
         on_meta = any(buffer.is_meta for buffer in self.buffers())
         if not self._known() or (on_meta and travelling(self.spec) and self.sha256 is not None):
             return  # the tables come with a file, and `check` holds them against the hash
         tables, sha256 = self._expected()
         if self.sha256 not in (None, sha256):
             raise InputError(
-                f"codebook_sha256 {str(self.sha256)[:12]} is not that of {str(self.spec)!r} with {self.vocab_size:,} tokens "
-                f"({str(sha256)[:12]}): the configuration was changed by hand, or made where codes differ"
+                f"codebook_sha256 {str(self.sha256)[:12]} is not that of {str(self.spec)!r} with"
+                f" {self.vocab_size:,} tokens ({str(sha256)[:12]}): the configuration was changed"
+                " by hand, or made where codes differ"
             )
         self.sha256 = sha256
         self._write(tables)
@@ -70,8 +89,8 @@ class _Coded(InputInterface):
         tables, sha256 = self._expected()
         if self.sha256 not in (None, sha256):
             raise InputError(
-                f"{str(self.spec)!r}: this machine's numerics make other float codes than the model was trained with; "
-                "load them from its file"
+                f"{str(self.spec)!r}: this machine's numerics make other float codes than the model"
+                " was trained with; load them from its file"
             )
         self.sha256 = sha256
         self._write(tables)
@@ -82,11 +101,13 @@ class _Coded(InputInterface):
         for name, (shape, dtype) in shapes(self.spec, self.vocab_size, self.hidden_size).items():
             buffer = self.get_buffer(name)
             if buffer.is_meta:
-                raise CodeMismatch(f"{name} {where} is on the meta device; call reset_buffers() after to_empty()")
+                raise CodeMismatch(
+                    f"{name} {where} is on the meta device; call reset_buffers() after to_empty()"
+                )
             if buffer.dtype != TORCH_TYPES[dtype] or buffer.shape != shape:
                 raise CodeMismatch(
-                    f"{name} {where} is {buffer.dtype}{list(buffer.shape)}, not {dtype}{list(shape)}: "
-                    "take the file's own configuration, or a new copy"
+                    f"{name} {where} is {buffer.dtype}{list(buffer.shape)}, not"
+                    f" {dtype}{list(shape)}: take the file's own configuration, or a new copy"
                 )
             stored[name] = buffer.cpu().numpy()
         if not stored:
@@ -97,26 +118,31 @@ class _Coded(InputInterface):
             differs = np.argwhere(stored[name] != expected[name])
             if len(differs):
                 raise CodeMismatch(
-                    f"{name} differs from {str(self.spec)!r} in {len(differs):,} of {stored[name].size:,} entries, first at "
-                    f"row {differs[0][0]}: the file is damaged or was made with another code; take a new copy or its own spec"
+                    f"{name} differs from {str(self.spec)!r} in {len(differs):,} of"
+                    f" {stored[name].size:,} entries, first at row {differs[0][0]}: the file is"
+                    " damaged or was made with another code; take a new copy or its own spec"
                 )
         if travels and self.sha256 is not None and self._stored_sha256(stored) != self.sha256:
             raise CodeMismatch(
-                f"{travels[0]} {where} has another hash than the configuration ({self.sha256[:12]}): it is damaged or was "
-                "made with another code; take a new copy"
+                f"{travels[0]} {where} has another hash than the configuration"
+                f" ({self.sha256[:12]}): it is damaged or was made with another code; take a new"
+                " copy"
             )
 
     @abstractmethod
     def _exact_tables(self, stored: Tables) -> Tables:
-        """The tables that are compared bit by bit, made from the spec and from what it names by hash."""
+        """The tables that are compared bit by bit, made from the spec and from what it names by
+        hash.
+        """
 
     @abstractmethod
     def _stored_sha256(self, stored: Tables) -> str | None:
         """The hash of the tables as they are stored."""
 
     def _lifted(self, z: Tensor) -> Tensor:
-        """R·z, [..., K] -> [..., D]. Copies are expanded and then written at once: one kernel, where `repeat` runs several,
-        which a generated token waits for."""
+        """R·z, [..., K] -> [..., D]. Copies are expanded and then written at once: one kernel,
+        where `repeat` runs several, which a generated token waits for.
+        """
         width, hidden = self.code_width, self.hidden_size
         if self.spec.lift == "tile":
             tiled = z.unsqueeze(-2).expand(*z.shape[:-1], -(-hidden // width), width).flatten(-2)
@@ -127,15 +153,23 @@ class _Coded(InputInterface):
             return z.index_select(-1, torch.arange(hidden, device=z.device) * width // hidden)
         if self.spec.lift == "pad":
             return F.pad(z, (0, hidden - width))
-        with torch.autocast(z.device.type, enabled=False):  # a learned table would not be rounded either
+        # a learned table would not be rounded either
+        with torch.autocast(z.device.type, enabled=False):
             return z @ self.lift.view(torch.float32).to(z.dtype).T
 
 
 class LearnedCode(_Coded):
-    """Trainable coordinates V×K behind a fixed lift; they begin as a fixed code's. Between a table and a code."""
+    """Trainable coordinates V×K behind a fixed lift; they begin as a fixed code's. Between a table
+    and a code.
+    """
 
     def __init__(
-        self, spec: InterfaceSpec, vocab_size: int, hidden_size: int, sha256: str | None = None, given: Given | None = None
+        self,
+        spec: InterfaceSpec,
+        vocab_size: int,
+        hidden_size: int,
+        sha256: str | None = None,
+        given: Given | None = None,
     ) -> None:
         super().__init__(spec, vocab_size, hidden_size, sha256, given)
         self.coordinates = nn.Parameter(torch.zeros(vocab_size, self.code_width))
@@ -164,32 +198,59 @@ class LearnedCode(_Coded):
         entries = sum(buffer.numel() for buffer in self.buffers())
         size = sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
         sha = self.spec.sha256(self.vocab_size, self.hidden_size)
-        return InterfaceFacts(str(self.spec), self.coordinates.numel(), entries, size, sha, self.sha256, None, None, None, None)
+        return InterfaceFacts(
+            str(self.spec),
+            self.coordinates.numel(),
+            entries,
+            size,
+            sha,
+            self.sha256,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 class FixedCode(_Coded):
-    """A fixed code: nothing in it is trained. Looked up in a compact codebook, or computed from the ids.
+    """A fixed code: nothing in it is trained. Looked up in a compact codebook, or computed from the
+    ids.
 
-    Its tables are persistent, because transformers gives non-persistent buffers back as uninitialised memory and reports
-    nothing, and of integer type, so that no cast of the model reaches them (see `codes.tables`).
+    Its tables are persistent, because transformers gives non-persistent buffers back as
+    uninitialised memory and reports nothing, and of integer type, so that no cast of the model
+    reaches them (see `codes.tables`).
     """
 
     def __init__(
-        self, spec: InterfaceSpec, vocab_size: int, hidden_size: int, sha256: str | None = None, given: Given | None = None
+        self,
+        spec: InterfaceSpec,
+        vocab_size: int,
+        hidden_size: int,
+        sha256: str | None = None,
+        given: Given | None = None,
     ) -> None:
         super().__init__(spec, vocab_size, hidden_size, sha256, given)
-        # Empty, so nothing to lose: it only carries the dtype that `.to(...)` or `from_pretrained(dtype=...)` chose.
+        # Empty, so nothing to lose: it only carries the dtype that `.to(...)` or
+        # `from_pretrained(dtype=...)` chose.
         self.register_buffer("like_parameters", torch.empty(0), persistent=False)
         if spec.storage == "computed":
-            self._id_keys = round_keys(vocab_size, spec.ids_seed) if spec.ids == "permuted" else None
-            self._word_keys = words.random_keys(self.code_width, spec.seed) if spec.kind == "random" else None
+            self._id_keys = (
+                round_keys(vocab_size, spec.ids_seed) if spec.ids == "permuted" else None
+            )
+            self._word_keys = (
+                words.random_keys(self.code_width, spec.seed) if spec.kind == "random" else None
+            )
         self._fill()
 
     def forward(self, ids: Tensor) -> Tensor:
         dtype = self.like_parameters.dtype
         if not self.spec.binary_valued:
             return self._lifted(self.looked_up(ids, self.codebook).view(torch.float32).to(dtype))
-        bits = self._computed(self.checked(ids)) if self.spec.storage == "computed" else self._bits(ids)
+        bits = (
+            self._computed(self.checked(ids))
+            if self.spec.storage == "computed"
+            else self._bits(ids)
+        )
         if "levels" in self._buffers:
             zero_K, one_K = self.levels.view(torch.float32).to(dtype)
             return self._lifted(torch.where(bits == 1, one_K, zero_K))
@@ -223,7 +284,8 @@ class FixedCode(_Coded):
 
     def _exact_tables(self, stored: Tables) -> Tables:
         if not self.spec.binary_valued and not self.spec.given:
-            return {}  # float words travel; nothing else is stored with them but the lift, which travels too
+            # float words travel; nothing else is stored with them but the lift, which travels too
+            return {}
         given = {name: stored[name] for name in self.spec.given}
         return make_tables(build_codebook(self.spec, self.vocab_size, given), self.hidden_size)
 
@@ -243,7 +305,9 @@ class FixedCode(_Coded):
             spec=str(self.spec),
             trainable_parameters=0,
             buffer_entries=sum(logical.values()),
-            buffer_bytes=sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in found.values()),
+            buffer_bytes=sum(
+                int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in found.values()
+            ),
             spec_sha256=self.spec.sha256(self.vocab_size, self.hidden_size),
             codebook_sha256=self.sha256,
             rank=book.rank(self.hidden_size),

@@ -1,4 +1,6 @@
-"""The benchmarks of a study: every arm's results, and each arm against the baseline, as far as runs were evaluated."""
+"""The benchmarks of a study: every arm's results, and each arm against the baseline, as far as runs
+were evaluated.
+"""
 
 from dataclasses import dataclass
 
@@ -20,7 +22,9 @@ Evaluations = dict[str, dict[int, EvaluationRecord]]  # by arm and run seed
 
 @dataclass(frozen=True)
 class ArmContrast:
-    """An arm against the baseline: table, picture, sentences, and by what the runs were paired where there are several."""
+    """An arm against the baseline: table, picture, sentences, and by what the runs were paired
+    where there are several.
+    """
 
     grid: Grid
     picture: str
@@ -30,8 +34,9 @@ class ArmContrast:
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """What a study's page shows of them. missing: arms of which not every run with a score was evaluated. refused: arms that
-    could not be contrasted with the baseline, and the reason of each."""
+    """What a study's page shows of them. missing: arms of which not every run with a score was
+    evaluated. refused: arms that could not be contrasted with the baseline, and the reason of each.
+    """
 
     results: Grid
     audit: Grid
@@ -41,7 +46,9 @@ class Benchmarks:
 
 
 def benchmarks_of(study: StudyResult) -> Benchmarks | None:
-    """None where no run was evaluated. InputError: an evaluation is damaged, or is not of the run in whose folder it lies."""
+    """None where no run was evaluated. InputError: an evaluation is damaged, or is not of the run
+    in whose folder it lies.
+    """
     evaluations: Evaluations = {}
     for arm in study.arms:
         for seed, result in study.scores(arm).items():
@@ -58,7 +65,9 @@ def benchmarks_of(study: StudyResult) -> Benchmarks | None:
             except InputError as error:
                 refused[arm] = str(error)
     first = next(iter(next(iter(evaluations.values())).values()))
-    return Benchmarks(_results(evaluations), audit_grid(first.as_json()), contrasts, missing, refused)
+    return Benchmarks(
+        _results(evaluations), audit_grid(first.as_json()), contrasts, missing, refused
+    )
 
 
 def _evaluation(study: StudyResult, arm: str, seed: int, result: ResultRecord) -> EvaluationRecord:
@@ -70,18 +79,24 @@ def _evaluation(study: StudyResult, arm: str, seed: int, result: ResultRecord) -
         here = (arm, seed, result.start_sha256, result.windows_sha256)
         if (named.arm, named.seed, named.start_sha256, named.windows_sha256) != here:
             raise InputError(
-                f"{folder}: an evaluation of arm {named.arm}, seed {named.seed}, and not of the run in {folder.parent}; "
-                "take it away, and repeat `tokencodes compare`"
+                f"{folder}: an evaluation of arm {named.arm}, seed {named.seed}, and not of the run"
+                f" in {folder.parent}; take it away, and repeat `tokencodes compare`"
             )
     return record
 
 
 def _contrast(study: StudyResult, evaluations: Evaluations, arm: str) -> ArmContrast:
-    """An arm against the baseline, over the seeds of which both runs have a score. InputError: they cannot be contrasted."""
+    """An arm against the baseline, over the seeds of which both runs have a score. InputError: they
+    cannot be contrasted.
+    """
     seeds = study.scores(study.baseline).keys() & study.scores(arm).keys()
 
     def opened(side: str) -> list[Evaluation]:
-        return [open_evaluation(study.evaluation_folder(side, seed)) for seed in evaluations[side] if seed in seeds]
+        return [
+            open_evaluation(study.evaluation_folder(side, seed))
+            for seed in evaluations[side]
+            if seed in seeds
+        ]
 
     pairs = paired(opened(study.baseline), opened(arm))
     if not pairs:
@@ -100,27 +115,43 @@ def _cell(metric: str, value: float | None) -> str:
     """Perplexities run into thousands, and have no digits then."""
     if value is None:
         return OVERFLOW
-    return f"{value:,.0f}" if metric.endswith("perplexity") and value >= 1000 else scaled(metric, value)
+    return (
+        f"{value:,.0f}"
+        if metric.endswith("perplexity") and value >= 1000
+        else scaled(metric, value)
+    )
 
 
 def _results(evaluations: Evaluations) -> Grid:
     """A column an arm: the mean over its seeds, and the single values where there are several."""
     every = [record.results for records in evaluations.values() for record in records.values()]
-    asked = dict.fromkeys((name, metric) for results in every for name, result in results.items() for metric in result.given)
+    asked = dict.fromkeys(
+        (name, metric)
+        for results in every
+        for name, result in results.items()
+        for metric in result.given
+    )
     rows = []
     for name, metric in asked:
         if metric in LEFT_OUT:
             continue
         cells = []
         for records in evaluations.values():
-            results = [record.results[name] for record in records.values() if name in record.results]
+            results = [
+                record.results[name] for record in records.values() if name in record.results
+            ]
             values = [result.given[metric] for result in results if metric in result.given]
             mean = _mean(metric, values) if values else "-"
-            each = f" ({', '.join(_cell(metric, value) for value in values)})" if len(values) > 1 else ""
+            each = (
+                f" ({', '.join(_cell(metric, value) for value in values)})"
+                if len(values) > 1
+                else ""
+            )
             cells.append(mean + each)
         sizes = sorted({results[name].documents for results in every if name in results})
         rows.append([title_of(name), metric, " or ".join(f"{size:,}" for size in sizes), *cells])
     note = (
-        "Means over seeds, each seed in brackets; accuracies in percent. Chance is 1 in the number of choices: 25 % with four."
+        "Means over seeds, each seed in brackets; accuracies in percent. Chance is 1 in the number"
+        " of choices: 25 % with four."
     )
     return Grid("Benchmarks", ["benchmark", "metric", "documents", *evaluations], rows, 2, note)

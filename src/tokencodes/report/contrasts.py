@@ -15,20 +15,29 @@ from tokencodes.report.figures import COLOURS, STYLE, WIDTH_INCHES, svg
 from tokencodes.report.pages import rendered
 from tokencodes.report.tables import Grid
 
-NAMES = {"acc": "acc", "acc_norm": "acc_norm", "nats": "nats a document", "bits_per_byte": "bits per byte"}
+NAMES = {
+    "acc": "acc",
+    "acc_norm": "acc_norm",
+    "nats": "nats a document",
+    "bits_per_byte": "bits per byte",
+}
 
 COMMON = (
-    "With a star: pre-declared endpoints. p of the difference and p within margin are adjusted, by Holm among these, by "
-    "Benjamini and Hochberg among the rest; intervals are of one metric each. Detectable: what would be found with a power of "
-    "0.8 as the first of so many tests. p within margin: of the difference being at least the declared margin. "
+    "With a star: pre-declared endpoints. p of the difference and p within margin are adjusted, by"
+    " Holm among these, by Benjamini and Hochberg among the rest; intervals are of one metric each."
+    " Detectable: what would be found with a power of 0.8 as the first of so many tests. p within"
+    " margin: of the difference being at least the declared margin. "
 )
-OVER_SEEDS = COMMON + (
-    "Differences are other - base on the same documents, one a run seed, accuracies in percent points; intervals are t "
-    "intervals over seeds."
+OVER_SEEDS = (
+    COMMON
+    + "Differences are other - base on the same documents, one a run seed, accuracies in percent"
+    " points; intervals are t intervals over seeds."
 )
-OF_CHECKPOINTS = COMMON + (
-    "Differences are other - base on the same documents, accuracies in percent points; intervals count documents that share a "
-    "subject, a video or a source as one cluster. McNemar takes documents for independent, and its p is not adjusted."
+OF_CHECKPOINTS = (
+    COMMON
+    + "Differences are other - base on the same documents, accuracies in percent points; intervals"
+    " count documents that share a subject, a video or a source as one cluster. McNemar takes"
+    " documents for independent, and its p is not adjusted."
 )
 
 
@@ -46,7 +55,9 @@ def p_value(value: float | None) -> str:
 
 
 def table_of(told: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: one metric of one benchmark each, pre-declared endpoints marked with a star."""
+    """Columns and rows: one metric of one benchmark each, pre-declared endpoints marked with a
+    star.
+    """
     own = "each seed" if told["pairs"] > 1 else "McNemar p, raw"
     columns = [
         "benchmark",
@@ -59,29 +70,53 @@ def table_of(told: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         "p, adjusted",
         own,
     ]
-    return [*columns, "detectable", "p within margin, adjusted", "says"], [_row(one) for one in told["contrasts"]]
+    return [*columns, "detectable", "p within margin, adjusted", "says"], [
+        _row(one) for one in told["contrasts"]
+    ]
 
 
 def _row(one: dict[str, Any]) -> list[str]:
     metric, found = one["metric"], one["difference"]
     head = [title_of(one["benchmark"]), NAMES[metric] + (" *" if one["endpoint"] else "")]
     means = [scaled(metric, one["base"]), scaled(metric, one["other"])]
-    interval = "-" if found["low"] is None else f"{scaled(metric, found['low'], True)} to {scaled(metric, found['high'], True)}"
+    interval = (
+        "-"
+        if found["low"] is None
+        else f"{scaled(metric, found['low'], True)} to {scaled(metric, found['high'], True)}"
+    )
     own = p_value(one["mcnemar"]["p"]) if one["mcnemar"] else "-"
     if one["differences"]:
         own = ", ".join(scaled(metric, value, True) for value in one["differences"])
     possible = one["detectable"] is not None and (metric not in ACCURACIES or one["detectable"] < 1)
-    detectable = scaled(metric, one["detectable"]) if possible else "-" if one["detectable"] is None else "none"
+    detectable = (
+        scaled(metric, one["detectable"])
+        if possible
+        else "-"
+        if one["detectable"] is None
+        else "none"
+    )
     rest = [p_value(one["adjusted"]), own, detectable, p_value(one["equivalence"]), one["says"]]
-    drawn = f"{found['documents']:,} ({found['clusters']:,})" if not one["differences"] else f"{len(one['differences'])} seeds"
+    drawn = (
+        f"{found['documents']:,} ({found['clusters']:,})"
+        if not one["differences"]
+        else f"{len(one['differences'])} seeds"
+    )
     return [*head, drawn, *means, scaled(metric, found["estimate"], True), interval, *rest]
 
 
 def forest(told: dict[str, Any]) -> str:
-    """Paired differences with their intervals, the single seeds as dots: of accuracies in points, of bits per byte below.
-    Hollow where no error could be told. Nats a document have no common scale, so they are in the table alone."""
+    """Paired differences with their intervals, the single seeds as dots: of accuracies in points,
+    of bits per byte below. Hollow where no error could be told. Nats a document have no common
+    scale, so they are in the table alone.
+    """
     panels = [([one for one in told["contrasts"] if one["metric"] in ACCURACIES], 100.0, "points")]
-    panels.append(([one for one in told["contrasts"] if one["metric"] == "bits_per_byte"], 1.0, "bits per byte"))
+    panels.append(
+        (
+            [one for one in told["contrasts"] if one["metric"] == "bits_per_byte"],
+            1.0,
+            "bits per byte",
+        )
+    )
     panels = [panel for panel in panels if panel[0]]
     if not panels:
         return ""
@@ -102,14 +137,30 @@ def _forest_panel(axes: Any, some: list[dict[str, Any]], scale: float) -> None:
         found, colour = one["difference"], COLOURS[1] if one["endpoint"] else COLOURS[7]
         inside = colour
         if found["low"] is not None and found["error"]:
-            axes.plot([scale * found["low"], scale * found["high"]], [place, place], color=colour, linewidth=1.6)
+            axes.plot(
+                [scale * found["low"], scale * found["high"]],
+                [place, place],
+                color=colour,
+                linewidth=1.6,
+            )
         else:
             inside = "none"
-        axes.plot([scale * found["estimate"]], [place], marker="s", markersize=6, color=colour, markerfacecolor=inside)
+        axes.plot(
+            [scale * found["estimate"]],
+            [place],
+            marker="s",
+            markersize=6,
+            color=colour,
+            markerfacecolor=inside,
+        )
         for value in one["differences"]:
-            axes.plot([scale * value], [place - 0.25], marker="o", markersize=3, color=colour, alpha=0.7)
+            axes.plot(
+                [scale * value], [place - 0.25], marker="o", markersize=3, color=colour, alpha=0.7
+            )
     axes.set_yticks(
-        range(len(some)), [f"{title_of(one['benchmark'])} {NAMES[one['metric']]}" for one in reversed(some)], fontsize=9
+        range(len(some)),
+        [f"{title_of(one['benchmark'])} {NAMES[one['metric']]}" for one in reversed(some)],
+        fontsize=9,
     )
     axes.set_ylim(-0.6, len(some) - 0.4)
     axes.axvline(0, color="#444444", linewidth=1)
@@ -117,14 +168,20 @@ def _forest_panel(axes: Any, some: list[dict[str, Any]], scale: float) -> None:
 
 
 def grid_of(told: dict[str, Any]) -> Grid:
-    """With what its columns mean. What each row says stands below the table on a page, where a sentence has room."""
+    """With what its columns mean. What each row says stands below the table on a page, where a
+    sentence has room.
+    """
     columns, rows = table_of(told)
     margins = told["margins"]
-    note = (OVER_SEEDS if told["pairs"] > 1 else OF_CHECKPOINTS) + (
-        f" Margins: {100 * margins['accuracy']:g} points, {margins['bits_per_byte']:g} bits per byte."
+    note = (
+        (OVER_SEEDS if told["pairs"] > 1 else OF_CHECKPOINTS)
+        + f" Margins: {100 * margins['accuracy']:g} points, {margins['bits_per_byte']:g} bits per"
+        " byte."
     )
     if not told["held_out"] and any(one["benchmark"] == EMBEDDED.name for one in told["contrasts"]):
-        note += f" {EMBEDDED.title.capitalize()}: not known to be held out of training on both sides."
+        note += (
+            f" {EMBEDDED.title.capitalize()}: not known to be held out of training on both sides."
+        )
     if told["not_told"]:
         note += f" Left out, because one cluster gives no error: {'; '.join(told['not_told'])}."
     return Grid(told["title"], columns, rows, 2, note, words=True)
@@ -134,19 +191,25 @@ def pairing_note(told: dict[str, Any]) -> str:
     """By what the evaluations of several seeds were paired."""
     if told["paired_by"] == "run seeds":
         return (
-            "Pairs: by the run seed that each evaluation has on record. In each pair both models began from the same body and "
-            "head and saw the same windows, by hash."
+            "Pairs: by the run seed that each evaluation has on record. In each pair both models"
+            " began from the same body and head and saw the same windows, by hash."
         )
-    names = ", ".join(f"{Path(base).name} with {Path(other).name}" for base, other in told["paired"])
+    names = ", ".join(
+        f"{Path(base).name} with {Path(other).name}" for base, other in told["paired"]
+    )
     return (
-        f"PAIRS BY FOLDER NAME ALONE ({names}): these evaluations name no run. Nothing shows that the two models of a pair "
-        "began alike or saw the same data, nor that the models of a side differ in their seed alone."
+        f"PAIRS BY FOLDER NAME ALONE ({names}): these evaluations name no run. Nothing shows that"
+        " the two models of a pair began alike or saw the same data, nor that the models of a side"
+        " differ in their seed alone."
     )
 
 
 def sentences(told: dict[str, Any]) -> list[str]:
     """What each row says; endpoints come first."""
-    return [f"{title_of(one['benchmark'])}, {NAMES[one['metric']]}: {one['says']}" for one in told["contrasts"]]
+    return [
+        f"{title_of(one['benchmark'])}, {NAMES[one['metric']]}: {one['says']}"
+        for one in told["contrasts"]
+    ]
 
 
 def write_contrast(told: dict[str, Any], folder: Path) -> Path:
@@ -156,16 +219,34 @@ def write_contrast(told: dict[str, Any], folder: Path) -> Path:
     grid.write(folder, "contrast")
     write_json(folder / "contrast.json", told)
     write_text(folder / "forest.svg", picture)
-    models = f"{told['models'][1]} - {told['models'][0]}" if told["pairs"] == 1 else f"{told['pairs']} pairs of runs, by seed"
+    models = (
+        f"{told['models'][1]} - {told['models'][0]}"
+        if told["pairs"] == 1
+        else f"{told['pairs']} pairs of runs, by seed"
+    )
     lead = [
-        f"{models}, {told['dtype']}. What is claimed here is about {told['level']}, on one set of requests "
-        f"({told['requests_sha256'][:12]}, {told['context_length']:,} tokens read at once)."
+        f"{models}, {told['dtype']}. What is claimed here is about {told['level']}, on one set of"
+        f" requests ({told['requests_sha256'][:12]}, {told['context_length']:,} tokens read at"
+        " once)."
     ]
     if told["pairs"] > 1:
         lead.append(pairing_note(told))
-    caption = "Paired differences with 95 % intervals; pre-declared endpoints in blue; hollow where no error can be told."
+    caption = (
+        "Paired differences with 95 % intervals; pre-declared endpoints in blue; hollow where no"
+        " error can be told."
+    )
     figures = [{"svg": picture, "caption": caption}] if picture else []
     grids, findings = [replace(grid, title="Every metric").without_words()], sentences(told)
     page = folder / "contrast.html"
-    write_text(page, rendered("sheet.html.j2", title=told["title"], lead=lead, findings=findings, figures=figures, grids=grids))
+    write_text(
+        page,
+        rendered(
+            "sheet.html.j2",
+            title=told["title"],
+            lead=lead,
+            findings=findings,
+            figures=figures,
+            grids=grids,
+        ),
+    )
     return page

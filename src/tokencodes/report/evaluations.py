@@ -1,4 +1,6 @@
-"""Evaluations as tables and a page: results beside the paper's Table 3, the audit, each sensitivity with its size, curves."""
+"""Evaluations as tables and a page: results beside the paper's Table 3, the audit, each sensitivity
+with its size, curves.
+"""
 
 import math
 from collections.abc import Sequence
@@ -33,16 +35,33 @@ def _shown(metric: str, value: float | None, documents: int) -> str:
         return OVERFLOW
     if not metric.startswith("acc"):
         return f"{value:.4f}" if metric == "bits_per_byte" else f"{value:,.2f}"
-    error = f" ±{100 * math.sqrt(value * (1 - value) / (documents - 1)):.2f}" if documents > 1 else ""
+    error = (
+        f" ±{100 * math.sqrt(value * (1 - value) / (documents - 1)):.2f}" if documents > 1 else ""
+    )
     return percent(value) + error
 
 
 def results_grid(evaluations: Sequence[Told]) -> Grid:
-    """Every metric of every benchmark, a column an evaluation, beside the paper's three models and its SmolLM2-135M."""
-    asked = [(name, metric) for name, first in evaluations[0]["results"].items() for metric in first]
+    """Every metric of every benchmark, a column an evaluation, beside the paper's three models and
+    its SmolLM2-135M.
+    """
+    asked = [
+        (name, metric) for name, first in evaluations[0]["results"].items() for metric in first
+    ]
     known = any(TABLE_3.get(one) for one in asked)  # the paper asked none of `embedded` and `cloze`
-    beside = [MODELS.index(name) for name in ("Learned", "Binary16", "GF2", "SmolLM2-135M")] if known else []
-    columns = ["benchmark", "metric", *(_name(one) for one in evaluations), "chance", "documents", "ties"]
+    beside = (
+        [MODELS.index(name) for name in ("Learned", "Binary16", "GF2", "SmolLM2-135M")]
+        if known
+        else []
+    )
+    columns = [
+        "benchmark",
+        "metric",
+        *(_name(one) for one in evaluations),
+        "chance",
+        "documents",
+        "ties",
+    ]
     columns += [f"paper: {MODELS[n]}" for n in beside]
     audits = {one["name"]: one for one in evaluations[0]["audit"]}
     rows = []
@@ -55,20 +74,27 @@ def results_grid(evaluations: Sequence[Told]) -> Grid:
             choices = audits[name]["requests"] / size
             chance = percent(1 / choices) if metric.startswith("acc") and choices > 1 else "-"
             paper = TABLE_3.get((name, metric))
-            cells = ["-"] * len(beside) if paper is None else [_cell(*paper[number]) for number in beside]
+            cells = (
+                ["-"] * len(beside)
+                if paper is None
+                else [_cell(*paper[number]) for number in beside]
+            )
             ties = " / ".join(_ties(one["results"][name], metric) for one in evaluations)
             rows.append([title_of(name), metric, *ours, chance, f"{size:,}", ties, *cells])
     note = (
-        "Accuracies in percent, ± their standard error over documents as if these were independent. Chance: one in the number "
-        "of choices, in the mean. Ties: documents in which several choices share the best number that is compared, and in "
-        "brackets those in which all do. The first of the best counts."
+        "Accuracies in percent, ± their standard error over documents as if these were independent."
+        " Chance: one in the number of choices, in the mean. Ties: documents in which several"
+        " choices share the best number that is compared, and in brackets those in which all do."
+        " The first of the best counts."
     )
     if known:
         note += (
-            " The paper's models read the same requests only where tokenizer, context and documents are the same: compare the "
-            "audits."
+            " The paper's models read the same requests only where tokenizer, context and documents"
+            " are the same: compare the audits."
         )
-    return Grid("Results beside the paper's Table 3" if known else "Results", columns, rows, 2, note)
+    return Grid(
+        "Results beside the paper's Table 3" if known else "Results", columns, rows, 2, note
+    )
 
 
 def _ties(results: dict[str, Any], metric: str) -> str:
@@ -85,8 +111,9 @@ def _tied(told: Told) -> list[str]:
         found = values.get("ties", {}).get(metric)
         if found and 10 * found["best"] >= values["documents"]:
             lines.append(
-                f"{title_of(name)}: {found['best']:,} of {values['documents']:,} documents are ties in {metric}. There the "
-                "first of the best choices counts, whatever the model prefers."
+                f"{title_of(name)}: {found['best']:,} of {values['documents']:,} documents are ties"
+                f" in {metric}. There the first of the best choices counts, whatever the model"
+                " prefers."
             )
     return lines
 
@@ -97,10 +124,16 @@ def _cell(value: float, error: float | None) -> str:
 
 def _name(told: Told) -> str:
     """Of a run its arm and seed; else the last part of what was named."""
-    parts = [part for part in Path(told["identity"]["model"]).parts if part not in ("model", "checkpoints")]
+    parts = [
+        part
+        for part in Path(told["identity"]["model"]).parts
+        if part not in ("model", "checkpoints")
+    ]
     if parts and parts[-1].startswith("step-"):
         parts.pop()
-    return "/".join(parts[-2:] if parts and parts[-1].startswith("seed-") else parts[-1:]) or str(told["identity"]["model"])
+    return "/".join(parts[-2:] if parts and parts[-1].startswith("seed-") else parts[-1:]) or str(
+        told["identity"]["model"]
+    )
 
 
 def audit_grid(told: Told) -> Grid:
@@ -118,14 +151,18 @@ def audit_grid(told: Told) -> Grid:
     ]
     keys = ("documents", "requests", "truncated", "dropped", "tokens", "scored", "lost", "prefixed")
     rows = [
-        [title_of(one["name"]), *("not known" if one[key] is None else f"{one[key]:,}" for key in keys)]
+        [
+            title_of(one["name"]),
+            *("not known" if one[key] is None else f"{one[key]:,}" for key in keys),
+        ]
         for one in told["audit"]
     ]
     note = (
-        f"Truncated: contexts that lost tokens to the limit of {told['identity']['context_length']:,}. Lost: bytes of text that no "
-        "token stands for. Tokens: what all requests have, common beginnings counted each time; scored: those whose "
-        "log-probability is asked for; prefixed: requests without a context, which begin after the prefix token. Requests as "
-        f"a whole: {told['requests_sha256'][:12]}."
+        "Truncated: contexts that lost tokens to the limit of"
+        f" {told['identity']['context_length']:,}. Lost: bytes of text that no token stands for."
+        " Tokens: what all requests have, common beginnings counted each time; scored: those whose"
+        " log-probability is asked for; prefixed: requests without a context, which begin after"
+        f" the prefix token. Requests as a whole: {told['requests_sha256'][:12]}."
     )
     return Grid("Audit", columns, rows, 1, note)
 
@@ -145,31 +182,71 @@ def sensitivity_grids(told: Told) -> list[Grid]:
             ]
             for one in found["prefix"]
         ]
-        note = "Nats. Of rolling documents the first 256 tokens; without a prefix, the first token is read and not asked for."
+        note = (
+            "Nats. Of rolling documents the first 256 tokens; without a prefix, the first token is"
+            " read and not asked for."
+        )
         columns = ["benchmark", "prefix", "id", "texts", "first token", "mean of the others"]
         grids.append(Grid("The token before an empty context", columns, rows, 2, note))
     if "truncation" in found:
         rows = [
-            [title_of(name), f"{one['truncated']:,} of {one['documents']:,}", *(percent(one[key]) for key in TRUNCATION)]
+            [
+                title_of(name),
+                f"{one['truncated']:,} of {one['documents']:,}",
+                *(percent(one[key]) for key in TRUNCATION),
+            ]
             for name, one in found["truncation"].items()
         ]
-        columns = ["benchmark", "truncated", "as is", "read whole only", "all truncated wrong", "all truncated right"]
+        columns = [
+            "benchmark",
+            "truncated",
+            "as is",
+            "read whole only",
+            "all truncated wrong",
+            "all truncated right",
+        ]
         grids.append(Grid("Truncated prompts, accuracy", columns, rows))
     if "averages" in found:
         rows = [
             [title_of(name), str(one["subjects"]), percent(one["micro"]), percent(one["macro"])]
             for name, one in found["averages"].items()
         ]
-        grids.append(Grid("Averages, accuracy", ["benchmark", "subjects", "over documents", "over subjects"], rows))
+        grids.append(
+            Grid(
+                "Averages, accuracy",
+                ["benchmark", "subjects", "over documents", "over subjects"],
+                rows,
+            )
+        )
     if "letters" in found:
         rows = []
         for name, one in found["letters"].items():
-            taken, right = (" ".join(f"{letter} {count:,}" for letter, count in one[key].items()) for key in ("taken", "right"))
-            rows.append([title_of(name), taken, right, percent(one["accuracy"]), percent(one["best_constant"])])
-        columns = ["benchmark", "letters taken", "letters right", "accuracy", "best constant letter"]
+            taken, right = (
+                " ".join(f"{letter} {count:,}" for letter, count in one[key].items())
+                for key in ("taken", "right")
+            )
+            rows.append(
+                [
+                    title_of(name),
+                    taken,
+                    right,
+                    percent(one["accuracy"]),
+                    percent(one["best_constant"]),
+                ]
+            )
+        columns = [
+            "benchmark",
+            "letters taken",
+            "letters right",
+            "accuracy",
+            "best constant letter",
+        ]
         grids.append(Grid("Letters", columns, rows, 3))
     if "norms" in found:
-        rows = [[title_of(name), *(percent(value) for value in one.values())] for name, one in found["norms"].items()]
+        rows = [
+            [title_of(name), *(percent(value) for value in one.values())]
+            for name, one in found["norms"].items()
+        ]
         columns = ["benchmark", "as they are", "by character", "by byte", "by token"]
         grids.append(Grid("How log-probabilities of choices are compared, accuracy", columns, rows))
     return grids
@@ -182,22 +259,32 @@ def lead_of(told: Told) -> list[str]:
     """What was evaluated and how, in sentences."""
     who, opinion, where = told["identity"], told["second_opinion"], told["environment"]
     drawn = (
-        f"{who['documents']:,} documents of each benchmark that has more, drawn with seed {who['seed']}, and all of the others"
+        f"{who['documents']:,} documents of each benchmark that has more, drawn with seed"
+        f" {who['seed']}, and all of the others"
         if who["documents"]
         else "all documents"
     )
     interface = f", interface {who['interface']}" if who["interface"] else ""
     held_out = {
         True: "The embedded text was held out of its training.",
-        False: "THE EMBEDDED TEXT WAS IN ITS TRAINING: its run's split does not hold these documents out.",
+        False: (
+            "THE EMBEDDED TEXT WAS IN ITS TRAINING: its run's split does not hold these documents"
+            " out."
+        ),
         None: "Whether the embedded text was in its training is not known.",
     }
     return [
-        f"{who['model']} (weights {who['weights_sha256'][:12]}{interface}), {who['dtype']}, on {where['device']}; {drawn}; "
-        f"{who['context_length']:,} tokens read at once; an empty context is token {who['prefix']}; prompts, choices and metrics by "
-        f"lm-eval {who['harness']}, rows {who['rows']}, no chat template.",
-        f"A second scorer, one request at a time and nothing shared, computed {opinion['checked']} requests anew: "
-        f"{opinion['largest']:.1e} nats a token apart at most (allowed: {opinion['allowed']:g}).",
+        (
+            f"{who['model']} (weights {who['weights_sha256'][:12]}{interface}), {who['dtype']}, on"
+            f" {where['device']}; {drawn}; {who['context_length']:,} tokens read at once; an empty"
+            f" context is token {who['prefix']}; prompts, choices and metrics by lm-eval"
+            f" {who['harness']}, rows {who['rows']}, no chat template."
+        ),
+        (
+            "A second scorer, one request at a time and nothing shared, computed"
+            f" {opinion['checked']} requests anew: {opinion['largest']:.1e} nats a token apart at"
+            f" most (allowed: {opinion['allowed']:g})."
+        ),
         *([held_out[who.get("embedded_held_out")]] if "embedded" in who["benchmarks"] else []),
         *_begun(told),
         *_tied(told),
@@ -211,20 +298,34 @@ def _begun(told: Told) -> list[str]:
     if not begin:
         return []
     many = "token" if len(begin) == 1 else "tokens"
-    return [f"The tokenizer puts {many} {', '.join(map(str, begin))} before each text. This is read, and is not scored."]
+    return [
+        f"The tokenizer puts {many} {', '.join(map(str, begin))} before each text. This is read,"
+        " and is not scored."
+    ]
 
 
 def curves(evaluations: Sequence[Told]) -> str:
     """Endpoints of evaluations of several checkpoints, against their step."""
-    points = sorted(((one["identity"]["step"], one["results"]) for one in evaluations), key=lambda point: point[0])
+    points = sorted(
+        ((one["identity"]["step"], one["results"]) for one in evaluations),
+        key=lambda point: point[0],
+    )
     names = [name for name in points[0][1] if name in BENCHMARKS]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 1.7 * len(names)))
         for place, name in enumerate(names):
             axes = figure.add_subplot(len(names), 1, place + 1)
             metric = BENCHMARKS[name].endpoint
-            values = [result[name][metric] * (100 if metric.startswith("acc") else 1) for _, result in points]
-            axes.plot([step for step, _ in points], values, color=COLOURS[place % 8], marker=MARKERS[place % 8])
+            values = [
+                result[name][metric] * (100 if metric.startswith("acc") else 1)
+                for _, result in points
+            ]
+            axes.plot(
+                [step for step, _ in points],
+                values,
+                color=COLOURS[place % 8],
+                marker=MARKERS[place % 8],
+            )
             axes.set_ylabel(f"{title_of(name)}\n{metric}", fontsize=9)
         axes.set_xlabel("step")
         figure.tight_layout()
@@ -232,10 +333,15 @@ def curves(evaluations: Sequence[Told]) -> str:
 
 
 def write_evaluation(folders: Sequence[Path], out: Path) -> Path:
-    """results, audit (.md, .csv, .tex) and report.html in `out`, of one evaluation or of several of the same requests; returns
-    the page. InputError if one is not done."""
+    """results, audit (.md, .csv, .tex) and report.html in `out`, of one evaluation or of several of
+    the same requests; returns the page. InputError if one is not done.
+    """
     found = [read_evaluation(folder).as_json() for folder in folders]
-    grids = [results_grid(found), audit_grid(found[0]), *(sensitivity_grids(found[0]) if len(found) == 1 else [])]
+    grids = [
+        results_grid(found),
+        audit_grid(found[0]),
+        *(sensitivity_grids(found[0]) if len(found) == 1 else []),
+    ]
     grids[0].write(out, "results")
     grids[1].write(out, "audit")
     figures = []
@@ -243,5 +349,15 @@ def write_evaluation(folders: Sequence[Path], out: Path) -> Path:
         figures = [{"svg": curves(found), "caption": "Endpoints over checkpoints of one run."}]
     page = out / "report.html"
     title = f"Evaluation of {', '.join(dict.fromkeys(_name(one) for one in found))}"
-    write_text(page, rendered("sheet.html.j2", title=title, lead=lead_of(found[0]), findings=[], figures=figures, grids=grids))
+    write_text(
+        page,
+        rendered(
+            "sheet.html.j2",
+            title=title,
+            lead=lead_of(found[0]),
+            findings=[],
+            figures=figures,
+            grids=grids,
+        ),
+    )
     return page

@@ -1,4 +1,6 @@
-"""The pictures of a report, as SVG text. Each arm has a colour, a dash and a marker, so that grey prints can be read."""
+"""The pictures of a report, as SVG text. Each arm has a colour, a dash and a marker, so that grey
+prints can be read.
+"""
 
 import io
 import warnings
@@ -15,7 +17,8 @@ from tokencodes.escape import printable
 from tokencodes.evaluate.statistics import PairedDifference
 from tokencodes.report.results import StudyResult
 
-# Small pages with large type: at a phone's width (about 350 px) a figure is shown at two thirds of its size.
+# Small pages with large type: at a phone's width (about 350 px) a figure is shown at two thirds of
+# its size.
 WIDTH_INCHES = 5.4
 STYLE = {
     "font.size": 11.5,
@@ -51,13 +54,24 @@ def looks(arms: list[str]) -> dict[str, Look]:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """The figure as an <svg> element that fits its place; ids are made from `name`, so that pages can hold several."""
+    """The figure as an <svg> element that fits its place; ids are made from `name`, so that pages
+    can hold several.
+    """
     buffer = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # text stays text, and the reader's fonts show it
-        figure.savefig(buffer, format="svg", dpi=200, metadata={"Date": None}, bbox_inches="tight", pad_inches=0.05)
+        # text stays text, and the reader's fonts show it
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        figure.savefig(
+            buffer,
+            format="svg",
+            dpi=200,
+            metadata={"Date": None},
+            bbox_inches="tight",
+            pad_inches=0.05,
+        )
     text = buffer.getvalue()
-    return "\n".join(map(printable, text[text.index("<svg") :].split("\n")))  # control characters in a name are no XML
+    # control characters in a name are no XML
+    return "\n".join(map(printable, text[text.index("<svg") :].split("\n")))
 
 
 def _axes(height: float) -> tuple[Figure, Axes]:
@@ -83,13 +97,31 @@ def loss_curves(study: StudyResult) -> str:
             )
             if run.result.diverged:
                 stopped, edge = run.result.tokens / 1e3, axes.get_xaxis_transform()
-                axes.plot([stopped], [1.0], DIVERGED, color=look.colour, markersize=9, transform=edge, clip_on=False)
+                axes.plot(
+                    [stopped],
+                    [1.0],
+                    DIVERGED,
+                    color=look.colour,
+                    markersize=9,
+                    transform=edge,
+                    clip_on=False,
+                )
     for name in ("unigram", "bigram"):
-        axes.axhline(getattr(study.ngram_baselines, name), color="#666666", linewidth=1, linestyle=(0, (2, 2)))
+        axes.axhline(
+            getattr(study.ngram_baselines, name),
+            color="#666666",
+            linewidth=1,
+            linestyle=(0, (2, 2)),
+        )
         place = (1.0, getattr(study.ngram_baselines, name))
-        axes.annotate(name, place, xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=10.5)
-    # The start, near ln V in every arm, would flatten everything else: the lines come in from above.
-    runs = (run for arm in study.arms for run in study.runs[arm].values() if not run.result.diverged)
+        axes.annotate(
+            name, place, xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=10.5
+        )
+    # The start, near ln V in every arm, would flatten everything else: the lines come in from
+    # above.
+    runs = (
+        run for arm in study.arms for run in study.runs[arm].values() if not run.result.diverged
+    )
     later = [line.loss for run in runs for line in run.held_out[1:]]
     axes.set_ylim(top=max([study.ngram_baselines.unigram, *later]) + 0.3)
     axes.set_xlabel("tokens seen (thousands)")
@@ -108,14 +140,38 @@ def final_losses(study: StudyResult) -> str:
         lost = len(study.runs[arm]) - len(values)
         if lost:
             edge = axes.get_yaxis_transform()
-            axes.plot([1.0], [row], DIVERGED, color=look.colour, markersize=9, transform=edge, clip_on=False)
+            axes.plot(
+                [1.0],
+                [row],
+                DIVERGED,
+                color=look.colour,
+                markersize=9,
+                transform=edge,
+                clip_on=False,
+            )
             corner = (1.0, row - 0.3)
-            axes.annotate(f"{lost} diverged", corner, xycoords=edge, ha="right", va="bottom", fontsize=10.5)
+            axes.annotate(
+                f"{lost} diverged", corner, xycoords=edge, ha="right", va="bottom", fontsize=10.5
+            )
         if arm not in study.scored:
             continue
-        axes.plot(values, np.full(len(values), row), look.marker, color=look.colour, markersize=7, fillstyle="none", mew=1.6)
+        axes.plot(
+            values,
+            np.full(len(values), row),
+            look.marker,
+            color=look.colour,
+            markersize=7,
+            fillstyle="none",
+            mew=1.6,
+        )
         axes.plot([values.mean()] * 2, [row - 0.28, row + 0.28], color=look.colour, linewidth=2.4)
-        axes.annotate(f"{values.mean():.3f}", (values.mean(), row - 0.3), ha="center", va="bottom", fontsize=10.5)
+        axes.annotate(
+            f"{values.mean():.3f}",
+            (values.mean(), row - 0.3),
+            ha="center",
+            va="bottom",
+            fontsize=10.5,
+        )
     axes.set_yticks(range(len(arms)), arms)
     axes.set_ylim(len(arms) - 0.5, -0.75)
     axes.grid(visible=False, axis="y")
@@ -141,10 +197,19 @@ def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:
             mew=1.6,
         )
         if pair.low is not None and pair.high is not None:
-            axes.plot([pair.low, pair.high], [row + 0.25] * 2, color=look.colour, linewidth=1.6, marker="|", markersize=9)
+            axes.plot(
+                [pair.low, pair.high],
+                [row + 0.25] * 2,
+                color=look.colour,
+                linewidth=1.6,
+                marker="|",
+                markersize=9,
+            )
             axes.plot([pair.mean], [row + 0.25], look.marker, color=look.colour, markersize=6)
     axes.axvline(0, color="#000000", linewidth=1)
-    axes.set_yticks(range(len(pairs)), [f"{pair.arm}\n- {pair.baseline}" for pair in pairs], fontsize=10)
+    axes.set_yticks(
+        range(len(pairs)), [f"{pair.arm}\n- {pair.baseline}" for pair in pairs], fontsize=10
+    )
     axes.set_ylim(len(pairs) - 0.4, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("difference in held-out loss (nats per token)")
@@ -153,7 +218,9 @@ def differences(study: StudyResult, pairs: list[PairedDifference]) -> str:
 
 @matplotlib.rc_context(STYLE)
 def draw_codebook(book: Codebook, hidden_size: int, name: str) -> str:
-    """A codebook twice: the first 64 tokens, and all tokens in 128 bins; below, how long the input vectors are."""
+    """A codebook twice: the first 64 tokens, and all tokens in 128 bins; below, how long the input
+    vectors are.
+    """
     count, bits = len(book.words_VK), book.spec.binary_valued
     first, bins = min(64, count), min(128, count)
     edges = np.linspace(0, count, bins + 1).astype(int)
@@ -162,7 +229,14 @@ def draw_codebook(book: Codebook, hidden_size: int, name: str) -> str:
     figure = Figure(figsize=(WIDTH_INCHES, 4.6), layout="constrained")
     top, middle, bottom = figure.subplots(3, 1, height_ratios=(1, 1, 0.9))
     low, high = (0, 1) if bits else (-2, 2)
-    look = {"cmap": "Greys", "vmin": low, "vmax": high, "aspect": "auto", "interpolation": "nearest", "origin": "lower"}
+    look = {
+        "cmap": "Greys",
+        "vmin": low,
+        "vmax": high,
+        "aspect": "auto",
+        "interpolation": "nearest",
+        "origin": "lower",
+    }
     top.imshow(book.words_VK[:first].T, **look, extent=(-0.5, first - 0.5, -0.5, book.width - 0.5))
     middle.imshow(means.T, **look, extent=(0, count, -0.5, book.width - 0.5))
     axis = "bit" if bits else "coordinate"

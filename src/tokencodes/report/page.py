@@ -16,7 +16,9 @@ from tokencodes.study_records import STUDY, Sample
 
 
 def write_report(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Reads a study's folder, writes its report.html and summary.json; returns the page's path and the summary."""
+    """Reads a study's folder, writes its report.html and summary.json; returns the page's path and
+    the summary.
+    """
     study = read_study_folder(folder)
     page = folder / "report.html"
     write_text(page, rendered("page.html.j2", **_context(study)))
@@ -31,7 +33,10 @@ def summary(study: StudyResult) -> dict[str, Any]:
         "finished": study.finished,
         "asked": study.asked,
         "matched": study.matched(),
-        "ngram_baselines": {"unigram": study.ngram_baselines.unigram, "bigram": study.ngram_baselines.bigram},
+        "ngram_baselines": {
+            "unigram": study.ngram_baselines.unigram,
+            "bigram": study.ngram_baselines.bigram,
+        },
         "arms": {
             arm: {
                 "interface": study.config.arms[arm].interface,
@@ -43,7 +48,9 @@ def summary(study: StudyResult) -> dict[str, Any]:
             for arm in study.scored
         },
         "diverged": [
-            {"arm": run.arm, "seed": run.seed, **run.divergence.model_dump()} for run in study.diverged if run.divergence
+            {"arm": run.arm, "seed": run.seed, **run.divergence.model_dump()}
+            for run in study.diverged
+            if run.divergence
         ],
         "pairs": [{**asdict(pair), "sentence": study.told(pair)} for pair in study.pairs()],
         "not_compared": study.without_pair(),
@@ -51,14 +58,17 @@ def summary(study: StudyResult) -> dict[str, Any]:
 
 
 def drawable(spec: InterfaceSpec) -> bool:
-    """Whether a spec alone gives its codebook: fixed, and nothing of it read off text or from a file."""
+    """Whether a spec alone gives its codebook: fixed, and nothing of it read off text or from a
+    file.
+    """
     return spec.fixed and not spec.given
 
 
 def _context(study: StudyResult) -> dict[str, Any]:
     pairs = study.pairs()
     ended = [run for seeds in study.runs.values() for run in seeds.values()]
-    one = next((run for run in ended if not run.result.diverged), ended[0])  # a run that diverged did fewer steps
+    # a run that diverged did fewer steps
+    one = next((run for run in ended if not run.result.diverged), ended[0])
     specs = {arm: _spec(study, arm) for arm in study.arms}
     model, vocab_size = study.config.model, study.facts.dataset.vocab_size
     return {
@@ -84,7 +94,11 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "first": {arm: next(iter(study.runs[arm].values())).result for arm in study.arms},
         "samples": {arm: _first_sample(study, arm) for arm in study.arms},
         "benchmarks": benchmarks_of(study),
-        "beaten": [arm for arm in study.scored if study.values(arm, "held_out_loss").mean() < study.ngram_baselines.bigram],
+        "beaten": [
+            arm
+            for arm in study.scored
+            if study.values(arm, "held_out_loss").mean() < study.ngram_baselines.bigram
+        ],
     }
 
 
@@ -96,16 +110,28 @@ def _spec(study: StudyResult, arm: str) -> InterfaceSpec:
 
 
 def _row(study: StudyResult, arm: str) -> list[str]:
-    """The cells of an arm: means of the runs that have a score, and the loss of each seed or that it diverged."""
+    """The cells of an arm: means of the runs that have a score, and the loss of each seed or that
+    it diverged.
+    """
     seeds = (run.result for run in study.runs[arm].values())
-    each = ", ".join("diverged" if result.diverged else f"{result.held_out_loss:.3f}" for result in seeds)
+    each = ", ".join(
+        "diverged" if result.diverged else f"{result.held_out_loss:.3f}" for result in seeds
+    )
     if arm not in study.scored:
         return [arm, "-", each, "-", "-", "-"]
     loss, bits, mean_perplexity = (
-        float(study.values(arm, key).mean()) for key in ("held_out_loss", "bits_per_byte", "perplexity")
+        float(study.values(arm, key).mean())
+        for key in ("held_out_loss", "bits_per_byte", "perplexity")
     )
     below = study.ngram_baselines.unigram - loss
-    return [arm, f"{loss:.3f}", each, f"{bits:.3f}", significant(mean_perplexity, 4), f"{below:.3f}"]
+    return [
+        arm,
+        f"{loss:.3f}",
+        each,
+        f"{bits:.3f}",
+        significant(mean_perplexity, 4),
+        f"{below:.3f}",
+    ]
 
 
 def _first_sample(study: StudyResult, arm: str) -> Sample | None:

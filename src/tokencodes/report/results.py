@@ -30,7 +30,9 @@ from tokencodes.study_records import (
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run that has ended: result.json, its held-out losses, its sample (None if none was drawn)."""
+    """One run that has ended: result.json, its held-out losses, its sample (None if none was
+    drawn).
+    """
 
     result: ResultRecord
     held_out: list[HeldOut]
@@ -39,7 +41,8 @@ class RunResult:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A study: configuration as told, facts, n-gram baselines, and runs that have ended, by arm and seed, in the study's order.
+    """A study: configuration as told, facts, n-gram baselines, and runs that have ended, by arm and
+    seed, in the study's order.
 
     A run that diverged has ended and has no score. It is in no mean and in no pair.
     """
@@ -73,7 +76,12 @@ class StudyResult:
     @property
     def diverged(self) -> list[ResultRecord]:
         """The results of the runs that diverged."""
-        return [run.result for seeds in self.runs.values() for run in seeds.values() if run.result.diverged]
+        return [
+            run.result
+            for seeds in self.runs.values()
+            for run in seeds.values()
+            if run.result.diverged
+        ]
 
     @property
     def baseline(self) -> str:
@@ -86,21 +94,37 @@ class StudyResult:
 
     def scores(self, arm: str) -> dict[int, ResultRecord]:
         """The results of an arm's runs that have a score, by seed."""
-        return {seed: run.result for seed, run in self.runs.get(arm, {}).items() if not run.result.diverged}
+        return {
+            seed: run.result
+            for seed, run in self.runs.get(arm, {}).items()
+            if not run.result.diverged
+        }
 
     def values(self, arm: str, key: str) -> np.ndarray:
         """One number of each run of an arm that has a score, in seed order."""
-        return np.array([getattr(result, key) for result in self.scores(arm).values()], dtype=np.float64)
+        return np.array(
+            [getattr(result, key) for result in self.scores(arm).values()], dtype=np.float64
+        )
 
     def wanted(self) -> list[tuple[str, str]]:
-        """The pairs of arms that are compared: each other arm with the baseline, and the study's own contrasts."""
+        """The pairs of arms that are compared: each other arm with the baseline, and the study's
+        own contrasts.
+        """
         wanted = [(arm, self.baseline) for arm in self.arms if arm != self.baseline]
-        return wanted + [(arm, base) for arm, base in self.config.study.contrasts if (arm, base) not in wanted]
+        return wanted + [
+            (arm, base) for arm, base in self.config.study.contrasts if (arm, base) not in wanted
+        ]
 
     def pairs(self) -> list[PairedDifference]:
-        """Held-out loss of the pairs that are compared, paired by seed. A pair needs a seed in which both arms have a score."""
+        """Held-out loss of the pairs that are compared, paired by seed. A pair needs a seed in
+        which both arms have a score.
+        """
         losses = {
-            arm: {seed: run.held_out_loss for seed, run in self.scores(arm).items() if run.held_out_loss is not None}
+            arm: {
+                seed: run.held_out_loss
+                for seed, run in self.scores(arm).items()
+                if run.held_out_loss is not None
+            }
             for arm in self.arms
         }
         pairs = (paired_difference(arm, base, losses) for arm, base in self.wanted())
@@ -110,13 +134,21 @@ class StudyResult:
         """The sentence of a pair, with the seeds that are missing because a run diverged."""
         text = sentence(pair, same_recipe=self.same_recipe(pair.arm, pair.baseline))
         missing, count = self._diverged_in(pair.arm, pair.baseline), len(pair.seeds)
-        return f"{text} It stands on {count} pair{'' if count == 1 else 's'}: {missing} diverged." if missing else text
+        return (
+            f"{text} It stands on {count} pair{'' if count == 1 else 's'}: {missing} diverged."
+            if missing
+            else text
+        )
 
     def without_pair(self) -> list[str]:
         """A sentence for each two arms that no seed is left to compare, because runs diverged."""
         paired = {(pair.arm, pair.baseline) for pair in self.pairs()}
         lost = [(pair, self._diverged_in(*pair)) for pair in self.wanted() if pair not in paired]
-        return [f"{arm} and {base} cannot be compared: {missing} diverged." for (arm, base), missing in lost if missing]
+        return [
+            f"{arm} and {base} cannot be compared: {missing} diverged."
+            for (arm, base), missing in lost
+            if missing
+        ]
 
     def _diverged_in(self, *arms: str) -> str:
         return ", ".join(f"{run.arm} seed {run.seed}" for run in self.diverged if run.arm in arms)
@@ -126,10 +158,15 @@ class StudyResult:
         return self.config.arms[one].overrides == self.config.arms[other].overrides
 
     def matched(self) -> bool:
-        """Whether in each seed every arm with a score began from the same body and head and saw the same windows, by hash."""
+        """Whether in each seed every arm with a score began from the same body and head and saw the
+        same windows, by hash.
+        """
         for seed in self.config.study.seeds:
             here = [scores[seed] for scores in map(self.scores, self.arms) if seed in scores]
-            if len({(one.start_sha256, one.windows_sha256, one.held_out_sha256) for one in here}) > 1:
+            if (
+                len({(one.start_sha256, one.windows_sha256, one.held_out_sha256) for one in here})
+                > 1
+            ):
                 return False
         return True
 
@@ -138,7 +175,9 @@ def read_study_folder(folder: Path) -> StudyResult:
     """Reads a study; InputError if it is none, or has no finished run."""
     saved = folder / STUDY
     if not saved.is_file():
-        raise InputError(f"{folder}: no study.toml, so not a study's folder; make one by `tokencodes compare`")
+        raise InputError(
+            f"{folder}: no study.toml, so not a study's folder; make one by `tokencodes compare`"
+        )
     config = read_study(saved)
     runs: dict[str, dict[int, RunResult]] = {arm: {} for arm in config.arms}
     for arm, seeds in runs.items():
@@ -149,20 +188,30 @@ def read_study_folder(folder: Path) -> StudyResult:
                 continue
             if (result.arm, result.seed) != (arm, seed):
                 raise InputError(
-                    f"{run}/result.json: of arm {result.arm}, seed {result.seed}, and not of the run that this folder is named "
-                    "after; give each run its own folder back"
+                    f"{run}/result.json: of arm {result.arm}, seed {result.seed}, and not of the"
+                    " run that this folder is named after; give each run its own folder back"
                 )
             seeds[seed] = _read_run(run, result)
     if not any(runs.values()):
-        raise InputError(f"{folder}: no run is finished; repeat the `tokencodes compare` command that made it")
+        raise InputError(
+            f"{folder}: no run is finished; repeat the `tokencodes compare` command that made it"
+        )
     facts = read_facts(folder / FACTS, (arm for arm, seeds in runs.items() if seeds))
-    return StudyResult(folder, config, facts, read_record(folder / NGRAM_BASELINES, NgramBaselines, REMOVE_FIRST), runs)
+    return StudyResult(
+        folder,
+        config,
+        facts,
+        read_record(folder / NGRAM_BASELINES, NgramBaselines, REMOVE_FIRST),
+        runs,
+    )
 
 
 def _read_run(folder: Path, result: ResultRecord) -> RunResult:
     held_out, sample = read_held_out(folder / METRICS), folder / SAMPLE
     if not held_out and not result.diverged:
-        raise InputError(f"{folder / METRICS}: no held-out loss in it (a line of kind 'heldout'); {TRAIN_AGAIN}")
+        raise InputError(
+            f"{folder / METRICS}: no held-out loss in it (a line of kind 'heldout'); {TRAIN_AGAIN}"
+        )
     return RunResult(
         result,
         held_out,

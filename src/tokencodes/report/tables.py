@@ -1,4 +1,6 @@
-"""One table, in the forms that people paste: Markdown, CSV, LaTeX. Pages render it by `sheet.html.j2`."""
+"""One table, in the forms that people paste: Markdown, CSV, LaTeX. Pages render it by
+`sheet.html.j2`.
+"""
 
 import csv
 import io
@@ -27,7 +29,11 @@ class Grid:
     def without_words(self) -> "Grid":
         """Without the last column, where that is text that stands elsewhere."""
         return (
-            replace(self, columns=self.columns[:-1], rows=[row[:-1] for row in self.rows], words=False) if self.words else self
+            replace(
+                self, columns=self.columns[:-1], rows=[row[:-1] for row in self.rows], words=False
+            )
+            if self.words
+            else self
         )
 
     def markdown(self) -> str:
@@ -36,7 +42,12 @@ class Grid:
             f"### {markdown(self.title)}",
             "",
             _line([markdown(column) for column in self.columns]),
-            _line([":---" if number < self.left or self._wordy(number) else "---:" for number in range(len(self.columns))]),
+            _line(
+                [
+                    ":---" if number < self.left or self._wordy(number) else "---:"
+                    for number in range(len(self.columns))
+                ]
+            ),
             *(_line([markdown(cell) for cell in row]) for row in self.rows),
         ]
         return "\n".join([*lines, *(["", markdown(self.note)] if self.note else [])]) + "\n"
@@ -52,13 +63,22 @@ class Grid:
     def latex(self) -> str:
         """For booktabs."""
         form = "".join(
-            "p{6cm}" if self._wordy(number) else "l" if number < self.left else "r" for number in range(len(self.columns))
+            "p{6cm}" if self._wordy(number) else "l" if number < self.left else "r"
+            for number in range(len(self.columns))
         )
         lines = [" & ".join(map(latex, row)) + r" \\" for row in (self.columns, *self.rows)]
         body = [lines[0], r"\midrule", *lines[1:]]
         caption = latex(f"{self.title}. {self.note}" if self.note else self.title)
-        inside = [rf"\begin{{tabular}}{{{form}}}", r"\toprule", *body, r"\bottomrule", r"\end{tabular}"]
-        return "\n".join([r"\begin{table}", *inside, rf"\caption{{{caption}}}", r"\end{table}"]) + "\n"
+        inside = [
+            rf"\begin{{tabular}}{{{form}}}",
+            r"\toprule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+        return (
+            "\n".join([r"\begin{table}", *inside, rf"\caption{{{caption}}}", r"\end{table}"]) + "\n"
+        )
 
     def write(self, folder: Path, name: str) -> None:
         """NAME.md, NAME.csv, NAME.tex."""

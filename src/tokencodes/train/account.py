@@ -1,8 +1,10 @@
-"""Parameters, buffers, memory and arithmetic of every arm, counted on the meta device: no weight is allocated.
+"""Parameters, buffers, memory and arithmetic of every arm, counted on the meta device: no weight is
+allocated.
 
-Counts are asserted to sum. FLOPs per token, forward and backward: 6 × parameters of the matrices that are multiplied (body and
-head; a table look-up multiplies nothing) + causal attention, 6 L d (T + 1): scores and values, each 2 d multiply-adds a
-visible position, (T + 1) / 2 of them on average, times 3 for forward and backward. Recomputation is not counted.
+Counts are asserted to sum. FLOPs per token, forward and backward: 6 × parameters of the matrices
+that are multiplied (body and head; a table look-up multiplies nothing) + causal attention, 6 L d (T
++ 1): scores and values, each 2 d multiply-adds a visible position, (T + 1) / 2 of them on average,
+times 3 for forward and backward. Recomputation is not counted.
 """
 
 from dataclasses import asdict, dataclass
@@ -21,7 +23,9 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Account:
-    """One arm. Parameters and buffers in entries, memory in bytes (float32 training state), FLOPs per token."""
+    """One arm. Parameters and buffers in entries, memory in bytes (float32 training state), FLOPs
+    per token.
+    """
 
     interface: str
     input_parameters: int
@@ -47,18 +51,27 @@ class Account:
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
 
     def state_bytes_of_a_rank(self, run: RunConfig, ranks: int, ranks_a_node: int) -> int:
-        """The same on each of several ranks: its shard; and, where parameters are sharded, the largest two groups gathered with
-        their gradients, and all gradients if a step has several micro batches, since they are reduced once."""
-        shards = {"full": ranks, "hybrid": min(ranks, ranks_a_node), "replicate": 1}[run.engine.sharding]
+        """The same on each of several ranks: its shard; and, where parameters are sharded, the
+        largest two groups gathered with their gradients, and all gradients if a step has several
+        micro batches, since they are reduced once.
+        """
+        shards = {"full": ranks, "hybrid": min(ranks, ranks_a_node), "replicate": 1}[
+            run.engine.sharding
+        ]
         own = -(-(self.state_bytes - self.buffer_bytes) // shards) + self.buffer_bytes
         low = run.engine.precision == "bf16-parameters"
         if ranks == 1 and not low:
             return own
         block = (self.body_parameters - run.model.hidden_size) // run.model.num_hidden_layers
-        gathered = self.total_parameters - block * run.model.num_hidden_layers + 2 * block  # the rest, and a block ahead
+        # the rest, and a block ahead
+        gathered = self.total_parameters - block * run.model.num_hidden_layers + 2 * block
         entry = 2 if low else FLOAT32
         several = run.batch.global_batch_size // ranks > run.micro_batch
-        return own + entry * gathered + (FLOAT32 * self.total_parameters if several else entry * gathered)
+        return (
+            own
+            + entry * gathered
+            + (FLOAT32 * self.total_parameters if several else entry * gathered)
+        )
 
     @property
     def flops(self) -> int:
@@ -67,7 +80,9 @@ class Account:
 
 
 def account_run(run: RunConfig) -> Account:
-    """The account of one run. An assignment changes no number here, so an informed one is counted as the natural order."""
+    """The account of one run. An assignment changes no number here, so an informed one is counted
+    as the natural order.
+    """
     settled, given = settle_without_text(run.interface)
     with torch.device("meta"):
         model = build_model(run, settled, given)
@@ -75,9 +90,13 @@ def account_run(run: RunConfig) -> Account:
     kept = count_activations(run, settled, given)
     head = model.lm_head.weight.numel()
     total = sum(parameter.numel() for parameter in model.parameters())
-    body = sum(p.numel() for layer in (*model.model.layers, model.model.norm) for p in layer.parameters())
+    body = sum(
+        p.numel() for layer in (*model.model.layers, model.model.norm) for p in layer.parameters()
+    )
     if facts.trainable_parameters + body + head != total:
-        raise AssertionError(f"{facts.trainable_parameters} + {body} + {head} parameters are not {total}")
+        raise AssertionError(
+            f"{facts.trainable_parameters} + {body} + {head} parameters are not {total}"
+        )
     return Account(
         interface=run.interface,
         input_parameters=facts.trainable_parameters,
@@ -100,10 +119,18 @@ def account_run(run: RunConfig) -> Account:
 
 
 def flops_per_token(model: TokenCodeForCausalLM) -> int:
-    """FLOPs of a token, forward and backward, by the formula above; T is the model's `max_position_embeddings`."""
+    """FLOPs of a token, forward and backward, by the formula above; T is the model's
+    `max_position_embeddings`.
+    """
     config = model.config
-    matrices = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2) + model.lm_head.weight.numel()
-    return int(6 * matrices + 6 * config.num_hidden_layers * config.hidden_size * (config.max_position_embeddings + 1))
+    matrices = (
+        sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
+        + model.lm_head.weight.numel()
+    )
+    return int(
+        6 * matrices
+        + 6 * config.num_hidden_layers * config.hidden_size * (config.max_position_embeddings + 1)
+    )
 
 
 def account(study: StudyConfig) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,10 @@
-"""Memory that a micro_batch's forward pass keeps for its backward pass, counted without computing or allocating anything.
+"""Memory that a micro_batch's forward pass keeps for its backward pass, counted without computing
+or allocating anything.
 
-One block, the final norm and the chunked head run on fake tensors (shapes without data), and what autograd saves of each is
-added up by storage; blocks are alike, so the model's sum is L times the block's. Eager execution on a CPU; a real
-forward pass keeps about one hundredth less, because neighbours share a tensor or two.
+One block, the final norm and the chunked head run on fake tensors (shapes without data), and what
+autograd saves of each is added up by storage; blocks are alike, so the model's sum is L times the
+block's. Eager execution on a CPU; a real forward pass keeps about one hundredth less, because
+neighbours share a tensor or two.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,10 +32,16 @@ class Activations:
     blocks: int
 
     def bytes(self, every: int) -> int:
-        """Of the whole model, with every `every`-th block computed again in the backward pass (0: none). Such a block keeps
-        its input, and one at a time is whole while it is computed again."""
+        """Of the whole model, with every `every`-th block computed again in the backward pass (0:
+        none). Such a block keeps its input, and one at a time is whole while it is computed again.
+        """
         again = -(-self.blocks // every) if every else 0
-        return (self.blocks - again) * self.block + again * self.block_input + self.block * bool(again) + self.rest
+        return (
+            (self.blocks - again) * self.block
+            + again * self.block_input
+            + self.block * bool(again)
+            + self.rest
+        )
 
 
 def count_activations(run: RunConfig, spec: InterfaceSpec, given: Given) -> Activations:
@@ -48,11 +56,20 @@ def count_activations(run: RunConfig, spec: InterfaceSpec, given: Given) -> Acti
         positions = torch.arange(time)[None]
         with torch.autocast("cpu", dtype=torch.bfloat16) if low else nullcontext():
             rotary = model.model.rotary_emb(hidden_BTD, positions)
-            told = {"attention_mask": None, "position_ids": positions, "position_embeddings": rotary}
+            told = {
+                "attention_mask": None,
+                "position_ids": positions,
+                "position_embeddings": rotary,
+            }
             block = saved_bytes(model, lambda: model.model.layers[0](hidden_BTD, **told))
             norm = saved_bytes(model, lambda: model.model.norm(hidden_BTD))
             targets_N = torch.zeros(batch * time, dtype=torch.long)
-            head = saved_bytes(model, lambda: head_cross_entropy(hidden_BTD.flatten(0, 1), model.lm_head.weight, targets_N))
+            head = saved_bytes(
+                model,
+                lambda: head_cross_entropy(
+                    hidden_BTD.flatten(0, 1), model.lm_head.weight, targets_N
+                ),
+            )
     one_input = hidden_BTD.numel() * hidden_BTD.element_size()
     return Activations(block, one_input, norm + head, run.model.num_hidden_layers)
 
@@ -68,9 +85,12 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
 
 
 def saved_bytes(model: torch.nn.Module, work: Callable[[], object]) -> int:
-    """Bytes of the distinct storages that autograd saves while `work` runs, the model's own tensors left out."""
+    """Bytes of the distinct storages that autograd saves while `work` runs, the model's own tensors
+    left out.
+    """
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no storage's address is given away again meanwhile
+    # held, so that no storage's address is given away again meanwhile
+    kept: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

@@ -1,4 +1,6 @@
-"""The model and the sampler of a run, the hash that says that two runs began alike, and the model as its engine wants it."""
+"""The model and the sampler of a run, the hash that says that two runs began alike, and the model
+as its engine wants it.
+"""
 
 import hashlib
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +18,9 @@ from tokencodes.train.config import EngineConfig, RunConfig
 
 
 def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeForCausalLM:
-    """The model of a run and its settled spec, not yet drawn; under `torch.device("meta")` it takes no memory."""
+    """The model of a run and its settled spec, not yet drawn; under `torch.device("meta")` it takes
+    no memory.
+    """
     told = run.model.model_dump(exclude={"context_length", "rope_theta", "init_std"})
     config = TokenCodeConfig(
         **told,
@@ -30,18 +34,22 @@ def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeF
 
 
 def place(model: TokenCodeForCausalLM, engine: EngineConfig, world: World) -> None:
-    """Brings a drawn model onto its device and cuts it up as the engine says, in place. Before that, every rank holds it whole
-    in the host's memory."""
+    """Brings a drawn model onto its device and cuts it up as the engine says, in place. Before
+    that, every rank holds it whole in the host's memory.
+    """
     model.loss_kernel = engine.loss_kernel
     blocks = model.model.layers
     if engine.activation_checkpoint_every:
-        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=engine.activation_checkpoint_every)
+        model.activation_checkpointing_enable(
+            {"use_reentrant": False}, every_n_layers=engine.activation_checkpoint_every
+        )
     if engine.compile:
         for block in blocks:
             block.compile()
     low = engine.precision == "bf16-parameters"
     if world.ranks > 1 or low:
-        shard(model, blocks, ("loss", "token_losses"), mesh_of(world, engine.sharding), low)  # onto its device part by part
+        # onto its device part by part
+        shard(model, blocks, ("loss", "token_losses"), mesh_of(world, engine.sharding), low)
     model.to(world.device)
 
 
@@ -68,4 +76,11 @@ def body_sha256(model: TokenCodeForCausalLM) -> str:
 def sampler_of(run: RunConfig, corpus: Corpus) -> Sampler:
     """Which windows the run sees of this text."""
     batch = run.batch
-    return build_sampler(corpus, batch.sampling, run.model.context_length, run.seed, batch.streams, batch.windows_per_visit)
+    return build_sampler(
+        corpus,
+        batch.sampling,
+        run.model.context_length,
+        run.seed,
+        batch.streams,
+        batch.windows_per_visit,
+    )

@@ -1,7 +1,8 @@
-"""What of a run can be refused is refused here, before anything is written and before memory is taken.
+"""What of a run can be refused is refused here, before anything is written and before memory is
+taken.
 
-`check_model` needs no text: it builds the code for V tokens, and the model without its weights. `check_text` needs prepared
-text: vocabulary, windows, order. `check_memory` needs the machine.
+`check_model` needs no text: it builds the code for V tokens, and the model without its weights.
+`check_text` needs prepared text: vocabulary, windows, order. `check_memory` needs the machine.
 """
 
 from pathlib import Path
@@ -22,11 +23,16 @@ from tokencodes.train.interface import settle, settle_without_text
 
 FLOAT32 = 4
 STATE = 4 * FLOAT32  # bytes of a parameter: weight, gradient, and the two moments of AdamW
-SMALLER = "lower data.vocab_size, model.hidden_size, model.intermediate_size or model.num_hidden_layers, or use more ranks"
+SMALLER = (
+    "lower data.vocab_size, model.hidden_size, model.intermediate_size or model.num_hidden_layers,"
+    " or use more ranks"
+)
 
 
 def check_model(run: RunConfig) -> None:
-    """InputError where the code or the model of a run cannot be built. Nothing of the model is allocated."""
+    """InputError where the code or the model of a run cannot be built. Nothing of the model is
+    allocated.
+    """
     with torch.device("meta"):
         build_model(run, *settle_without_text(run.interface))
 
@@ -41,7 +47,9 @@ def check_text(run: RunConfig, corpus: Corpus, ranks: int = 1) -> HeldOut:
 
 
 def check_run(run: RunConfig, out: Path) -> None:
-    """What is checked of a run that is to be trained elsewhere: its folder, its code and model, its text if that is here."""
+    """What is checked of a run that is to be trained elsewhere: its folder, its code and model, its
+    text if that is here.
+    """
     check_folder(out, run)
     check_model(run)
     check_named_text(run)
@@ -70,8 +78,9 @@ def parameter_count(run: RunConfig) -> int:
 
 
 def check_memory(run: RunConfig, world: World) -> None:
-    """InputError, on every rank, where weights, gradients and optimizer states alone cannot fit. Activations are not counted,
-    so a run that fits is never refused."""
+    """InputError, on every rank, where weights, gradients and optimizer states alone cannot fit.
+    Activations are not counted, so a run that fits is never refused.
+    """
     problem = None
     try:
         _require(run, world)
@@ -87,10 +96,13 @@ def _require(run: RunConfig, world: World) -> None:
     shards = {"full": world.ranks, "hybrid": world.ranks_here, "replicate": 1}[run.engine.sharding]
     state = STATE * parameters // shards  # of each rank
     what = f"weights, gradients and optimizer states of {parameters:,} parameters"
-    drawn = FLOAT32 * parameters * world.ranks_here  # every rank draws the whole model in the host's memory
+    # every rank draws the whole model in the host's memory
+    drawn = FLOAT32 * parameters * world.ranks_here
     if world.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(world.device)
         require_memory(state, f"{what} on {world.device}", SMALLER, total, free)
-        require_memory(drawn, f"{parameters:,} weights, drawn by each of {world.ranks_here} ranks", SMALLER)
+        require_memory(
+            drawn, f"{parameters:,} weights, drawn by each of {world.ranks_here} ranks", SMALLER
+        )
         return
     require_memory(max(state * world.ranks_here, drawn), what, SMALLER)

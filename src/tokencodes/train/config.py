@@ -1,7 +1,8 @@
 """What a study and a run are: frozen, typed, written as one TOML.
 
-A study is arms × seeds; a run is one arm and one seed with every number resolved. Only the interface, the seed and an arm's
-declared optimizer overrides may differ between the runs of a study: that is what makes the arms matched.
+A study is arms × seeds; a run is one arm and one seed with every number resolved. Only the
+interface, the seed and an arm's declared optimizer overrides may differ between the runs of a
+study: that is what makes the arms matched.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -46,12 +47,16 @@ class MixturePart(Section):
 
 
 class DataConfig(Section):
-    """Either prepared text (`dataset`, or several with weights as `mixture`), or `inputs`, which are prepared first."""
+    """Either prepared text (`dataset`, or several with weights as `mixture`), or `inputs`, which
+    are prepared first.
+    """
 
     dataset: str | None = None
     mixture: tuple[MixturePart, ...] = ()
-    inputs: tuple[str, ...] = ()  # files, folders, globs, `hf:OWNER/NAME/FOLDER`; `embedded:NAME` is a corpus in the package
-    tokenizer: str = "train"  # a tokenizer.json, or "train": a byte-level BPE of the training documents
+    # files, folders, globs, `hf:OWNER/NAME/FOLDER`; `embedded:NAME` is a corpus in the package
+    inputs: tuple[str, ...] = ()
+    # a tokenizer.json, or "train": a byte-level BPE of the training documents
+    tokenizer: str = "train"
     tokenizer_sha256: str | None = None  # if told, no other tokenizer will do
     vocab_size: Vocabulary
     validation_fraction: Share = 0.001
@@ -61,7 +66,8 @@ class DataConfig(Section):
     source_column: str | None = None
     end_of_text: Literal["append", "none"] = "append"
     min_document_tokens: NotNegative = 0  # shorter documents are dropped, and counted
-    on_error: Literal["stop", "skip"] = "stop"  # what cannot be a document: an error, or dropped and counted
+    # what cannot be a document: an error, or dropped and counted
+    on_error: Literal["stop", "skip"] = "stop"
     shard_tokens: Positive = 100_000_000
 
 
@@ -75,23 +81,28 @@ class ModelConfig(Section):
     context_length: Length
     rope_theta: Annotated[float, Field(gt=1, le=1e12)] = 10_000.0
     rms_norm_eps: PositiveFloat = 1e-5
-    init_std: Annotated[float, Field(gt=0, le=1)] = 0.02  # of the body's and the head's matrices; the paper's, at width 2048
+    # of the body's and the head's matrices; the paper's, at width 2048
+    init_std: Annotated[float, Field(gt=0, le=1)] = 0.02
     tie_word_embeddings: bool = False
 
     @model_validator(mode="after")
     def _shapes(self) -> Self:
         if self.tie_word_embeddings:
-            raise ValueError("tie_word_embeddings = true would make the input trainable; set it to false")
+            raise ValueError(
+                "tie_word_embeddings = true would make the input trainable; set it to false"
+            )
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
-                f"hidden_size {self.hidden_size} over {self.num_attention_heads} heads: rotary positions need heads of an "
-                "even whole width"
+                f"hidden_size {self.hidden_size} over {self.num_attention_heads} heads: rotary"
+                " positions need heads of an even whole width"
             )
         return self
 
 
 class OptimizerConfig(Section):
-    """AdamW, linear warm-up, cosine over a configured length, then the minimum. Defaults are the paper's."""
+    """AdamW, linear warm-up, cosine over a configured length, then the minimum. Defaults are the
+    paper's.
+    """
 
     peak_lr: PositiveFloat = 1.5e-4
     min_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-5
@@ -108,12 +119,17 @@ class OptimizerConfig(Section):
         if self.min_lr > self.peak_lr:
             raise ValueError(f"min_lr {self.min_lr:g} is above peak_lr {self.peak_lr:g}")
         if self.warmup_steps >= self.schedule_steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} must be below schedule_steps {self.schedule_steps}")
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} must be below schedule_steps"
+                f" {self.schedule_steps}"
+            )
         return self
 
 
 class BatchConfig(Section):
-    """One step sees `global_batch_size` windows, cut into micro batches; streams and visits are the sampler's."""
+    """One step sees `global_batch_size` windows, cut into micro batches; streams and visits are the
+    sampler's.
+    """
 
     global_batch_size: Windows = 128  # 2 GPUs × 8 sequences × 8 accumulation
     micro_batch_size: Windows = 8
@@ -123,42 +139,55 @@ class BatchConfig(Section):
 
 
 class BudgetConfig(Section):
-    """Training ends at the first step boundary at which the counter has reached `tokens`; repeats count."""
+    """Training ends at the first step boundary at which the counter has reached `tokens`; repeats
+    count.
+    """
 
     tokens: Tokens
 
 
 class HeldOutConfig(Section):
-    """Held-out loss on one frozen set of windows: every `interval_steps` steps (0: only at the end), and at the end."""
+    """Held-out loss on one frozen set of windows: every `interval_steps` steps (0: only at the
+    end), and at the end.
+    """
 
     windows: Positive = 256
     interval_steps: NotNegative = 0
 
 
 class CheckpointConfig(Section):
-    """A checkpoint every `interval_steps` steps (0: only at the end) and at the end. The newest `keep_latest` stay, and for later studies
-    those at multiples of `keep_interval_steps` and, with `log_spaced`, at steps 1, 2, 3, 4, 6, 8, 12, ... (which are saved too)."""
+    """A checkpoint every `interval_steps` steps (0: only at the end) and at the end. The newest
+    `keep_latest` stay, and for later studies those at multiples of `keep_interval_steps` and, with
+    `log_spaced`, at steps 1, 2, 3, 4, 6, 8, 12, ... (which are saved too).
+    """
 
     interval_steps: NotNegative = 0
     keep_latest: Positive = 2
     keep_interval_steps: NotNegative = 0
     log_spaced: bool = False
-    export_hf: bool = False  # where a checkpoint stays for good, also the model as a Hugging Face folder, models/step-N
-    # Written while training goes on, from a copy in the host's memory. "auto": on a GPU, whose state must be copied to be
-    # written anyway; on a CPU a copy would double what training holds, to win a few milliseconds.
+    # where a checkpoint stays for good, also the model as a Hugging Face folder, models/step-N
+    export_hf: bool = False
+    # Written while training goes on, from a copy in the host's memory. "auto": on a GPU, whose
+    # state must be copied to be written anyway; on a CPU a copy would double what training holds,
+    # to win a few milliseconds.
     async_save: Literal["auto", "yes", "no"] = "auto"
 
     @model_validator(mode="after")
     def _multiples(self) -> Self:
-        if self.keep_interval_steps and (not self.interval_steps or self.keep_interval_steps % self.interval_steps):
+        if self.keep_interval_steps and (
+            not self.interval_steps or self.keep_interval_steps % self.interval_steps
+        ):
             raise ValueError(
-                f"keep_interval_steps {self.keep_interval_steps} is no multiple of interval_steps {self.interval_steps}, so nothing is saved there"
+                f"keep_interval_steps {self.keep_interval_steps} is no multiple of interval_steps"
+                f" {self.interval_steps}, so nothing is saved there"
             )
         return self
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is written after this step."""
-        return bool(self.interval_steps and step % self.interval_steps == 0) or (self.log_spaced and log_spaced(step))
+        return bool(self.interval_steps and step % self.interval_steps == 0) or (
+            self.log_spaced and log_spaced(step)
+        )
 
     def aside(self, on_gpu: bool) -> bool:
         """Whether it is written while training goes on."""
@@ -166,23 +195,31 @@ class CheckpointConfig(Section):
 
     def stays(self, step: int) -> bool:
         """Whether that checkpoint is kept for good."""
-        return bool(self.keep_interval_steps and step % self.keep_interval_steps == 0) or (self.log_spaced and log_spaced(step))
+        return bool(self.keep_interval_steps and step % self.keep_interval_steps == 0) or (
+            self.log_spaced and log_spaced(step)
+        )
 
 
 class EngineConfig(Section):
-    """How a run is computed. All but `precision` changes results by rounding only, and may change when a run goes on."""
+    """How a run is computed. All but `precision` changes results by rounding only, and may change
+    when a run goes on.
+    """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
-    # bf16-autocast: matrix products in BF16 over float32 parameters, as in the paper; bf16-parameters: parameters gathered and
-    # computed with in BF16, and the residual stream too, kept and updated in float32 (FSDP2's mixed precision)
+    # bf16-autocast: matrix products in BF16 over float32 parameters, as in the paper;
+    # bf16-parameters: parameters gathered and computed with in BF16, and the residual stream too,
+    # kept and updated in float32 (FSDP2's mixed precision)
     precision: Literal["float32", "bf16-autocast", "bf16-parameters"] = "float32"
-    sharding: Literal["full", "hybrid", "replicate"] = "full"  # over all ranks; hybrid: within a node; replicate: not at all
+    # over all ranks; hybrid: within a node; replicate: not at all
+    sharding: Literal["full", "hybrid", "replicate"] = "full"
     activation_checkpoint_every: NotNegative = (
         0  # every n-th block is computed again in the backward pass instead of kept; 0: none
     )
     compile: bool = False  # torch.compile, a block at a time
-    loss_kernel: Literal["auto", "chunked", "torch", "liger", "cce"] = "auto"  # of head and cross entropy; see `loss`
-    timeout_seconds: Seconds = 60.0  # seconds after which a rank that hangs ends the others, once the first step is done
+    # of head and cross entropy; see `loss`
+    loss_kernel: Literal["auto", "chunked", "torch", "liger", "cce"] = "auto"
+    # seconds after which a rank that hangs ends the others, once the first step is done
+    timeout_seconds: Seconds = 60.0
 
 
 # What may differ when a run goes on: where and how, not what.
@@ -191,7 +228,9 @@ FREE = frozenset(f"engine.{name}" for name in EngineConfig.model_fields if name 
 
 def log_spaced(step: int) -> bool:
     """Steps 1, 2, 3, 4, 6, 8, 12, 16, ...: two an octave."""
-    return any(step == odd * 2 ** max(0, (step // odd).bit_length() - 1) for odd in (1, 3) if step >= odd)
+    return any(
+        step == odd * 2 ** max(0, (step // odd).bit_length() - 1) for odd in (1, 3) if step >= odd
+    )
 
 
 class Recipe(Section):
@@ -213,8 +252,9 @@ class Recipe(Section):
         entries = windows * model.context_length * max(model.hidden_size, model.intermediate_size)
         if entries > MOST_ENTRIES:
             raise ValueError(
-                f"a micro batch of {windows:,} windows of {model.context_length:,} tokens: one activation of it alone takes "
-                f"{4 * entries / 1e12:,.1f} TB; lower batch.micro_batch_size or model.context_length"
+                f"a micro batch of {windows:,} windows of {model.context_length:,} tokens: one"
+                f" activation of it alone takes {4 * entries / 1e12:,.1f} TB; lower"
+                " batch.micro_batch_size or model.context_length"
             )
         return self
 
@@ -268,12 +308,15 @@ class StudyKeys(Section):
 
 
 class EvaluationConfig(Section):
-    """The benchmarks that `compare` scores every finished run on; none where no suite is named. It may change at any time."""
+    """The benchmarks that `compare` scores every finished run on; none where no suite is named. It
+    may change at any time.
+    """
 
     suite: str = ""  # names of `evaluate.suites`, joined by commas
     data: str | None = None  # folder of their rows; without it they come from the Hugging Face hub
     documents: Positive | None = None  # so many of each benchmark, drawn by seed 0
-    context_length: Positive | None = None  # tokens that are read at once; by default what the model was trained with
+    # tokens that are read at once; by default what the model was trained with
+    context_length: Positive | None = None
 
 
 class StudyConfig(Recipe):
@@ -281,18 +324,26 @@ class StudyConfig(Recipe):
 
     study: StudyKeys = StudyKeys()
     evaluation: EvaluationConfig = EvaluationConfig()
-    arms: Annotated[dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")], ArmConfig], Field(min_length=1)]
+    arms: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")], ArmConfig],
+        Field(min_length=1),
+    ]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if len(set(self.study.seeds)) != len(self.study.seeds):
             raise ValueError(f"study.seeds {list(self.study.seeds)} has a seed twice")
         if self.study.baseline not in self.arms:
-            raise ValueError(f"study.baseline {self.study.baseline!r} is not among the arms: {', '.join(self.arms)}")
+            raise ValueError(
+                f"study.baseline {self.study.baseline!r} is not among the arms:"
+                f" {', '.join(self.arms)}"
+            )
         for pair in self.study.contrasts:
             for arm in pair:
                 if arm not in self.arms:
-                    raise ValueError(f"study.contrasts: {arm!r} is not among the arms: {', '.join(self.arms)}")
+                    raise ValueError(
+                        f"study.contrasts: {arm!r} is not among the arms: {', '.join(self.arms)}"
+                    )
         for arm in self.arms:
             self.run(arm, self.study.seeds[0])
         return self
@@ -310,11 +361,13 @@ class StudyConfig(Recipe):
         for key in chosen.overrides:
             if key not in OptimizerConfig.model_fields:
                 raise InputError(
-                    f"arms.{arm}.overrides.{key}: only optimizer keys may differ between arms, or they are not matched: "
-                    f"{', '.join(OptimizerConfig.model_fields)}"
+                    f"arms.{arm}.overrides.{key}: only optimizer keys may differ between arms, or"
+                    f" they are not matched: {', '.join(OptimizerConfig.model_fields)}"
                 )
         try:
-            told["optimizer"] = OptimizerConfig(**{**self.optimizer.model_dump(), **chosen.overrides})
+            told["optimizer"] = OptimizerConfig(
+                **{**self.optimizer.model_dump(), **chosen.overrides}
+            )
             return RunConfig(arm=arm, interface=chosen.interface, seed=seed, **told)
         except ValidationError as error:
             raise InputError(f"arm {arm!r}: {first_complaint(error)}") from None

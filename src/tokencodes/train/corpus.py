@@ -34,7 +34,9 @@ def resolve_inputs(inputs: tuple[str, ...]) -> list[str]:
         if name.startswith(EMBEDDED):
             corpus = name.removeprefix(EMBEDDED)
             if corpus not in known:
-                raise InputError(f"data.inputs {name!r}: no such embedded corpus; {nearest(corpus, known)}")
+                raise InputError(
+                    f"data.inputs {name!r}: no such embedded corpus; {nearest(corpus, known)}"
+                )
             paths.append(str(known[corpus]))
         else:
             paths.append(name)
@@ -42,7 +44,8 @@ def resolve_inputs(inputs: tuple[str, ...]) -> list[str]:
 
 
 def open_dataset(config: DataConfig, folder: Path, say: Say) -> Corpus:
-    """The text that a recipe names: prepared folders, or else inputs, prepared under `folder` (tokenizer-KEY.json, data/).
+    """The text that a recipe names: prepared folders, or else inputs, prepared under `folder`
+    (tokenizer-KEY.json, data/).
 
     `say` hears how much of the text no token stands for, if it is anything.
     """
@@ -56,22 +59,37 @@ def open_dataset(config: DataConfig, folder: Path, say: Say) -> Corpus:
 def lost(counts: CountsEntry) -> str:
     """How much of the text no token stands for, as one sentence."""
     if counts.lost_bytes is None:
-        return "bytes of text that no token stands for: unknown, because the tokens are not the bytes of the text"
-    return f"the tokenizer has no token for {counts.lost_bytes:,} of {counts.text_bytes:,} bytes of text, and left them out"
+        return (
+            "bytes of text that no token stands for: unknown, because the tokens are not the bytes"
+            " of the text"
+        )
+    return (
+        f"the tokenizer has no token for {counts.lost_bytes:,} of {counts.text_bytes:,} bytes of"
+        " text, and left them out"
+    )
 
 
 def _open_or_prepare(config: DataConfig, folder: Path, say: Say) -> Corpus:
     if config.dataset is not None and config.mixture:
-        raise InputError("data: both a dataset and a mixture are given, and only one can be used; leave one out")
+        raise InputError(
+            "data: both a dataset and a mixture are given, and only one can be used; leave one out"
+        )
     if config.dataset is not None or config.mixture:
         if config.inputs:
             say("data: prepared text is given, so data.inputs is not read")
-        wanted = config.tokenizer_sha256 if config.tokenizer == "train" else TokenizerFile(Path(config.tokenizer)).sha256
+        wanted = (
+            config.tokenizer_sha256
+            if config.tokenizer == "train"
+            else TokenizerFile(Path(config.tokenizer)).sha256
+        )
         corpus = open_prepared(config)
         corpus.require(config.vocab_size, wanted)
         return corpus
     if not config.inputs:
-        raise InputError("data: neither a dataset nor inputs; give --set data.dataset=FOLDER or --set data.inputs='[\"FILE\"]'")
+        raise InputError(
+            "data: neither a dataset nor inputs; give --set data.dataset=FOLDER or --set"
+            " data.inputs='[\"FILE\"]'"
+        )
     prepared = prepare_inputs(config, folder, folder / "data", Means(), say)
     assert prepared is not None  # by this machine alone
     return prepared
@@ -81,18 +99,26 @@ def open_prepared(config: DataConfig) -> Corpus:
     """The prepared folder that a recipe names, or the several."""
     if config.dataset is not None:
         return Dataset(Path(config.dataset))
-    return Mixture([Dataset(Path(part.dataset)) for part in config.mixture], [part.weight for part in config.mixture])
+    return Mixture(
+        [Dataset(Path(part.dataset)) for part in config.mixture],
+        [part.weight for part in config.mixture],
+    )
 
 
-def prepare_inputs(config: DataConfig, folder: Path, out: Path, means: Means, say: Say) -> Dataset | None:
-    """Prepares a recipe's inputs into `out`; a tokenizer that must be trained first goes into `folder`."""
+def prepare_inputs(
+    config: DataConfig, folder: Path, out: Path, means: Means, say: Say
+) -> Dataset | None:
+    """Prepares a recipe's inputs into `out`; a tokenizer that must be trained first goes into
+    `folder`.
+    """
     inputs, options = resolve_inputs(config.inputs), options_of(config)
     tokenizer = Path(config.tokenizer)
     if config.tokenizer == "train":
         if config.tokenizer_sha256 is not None:
             raise InputError(
-                f"data.tokenizer: the recipe is bound to the tokenizer with SHA-256 {config.tokenizer_sha256[:12]}...; "
-                "name its file (--tokenizer FILE, or --set data.tokenizer=FILE)"
+                "data.tokenizer: the recipe is bound to the tokenizer with SHA-256"
+                f" {config.tokenizer_sha256[:12]}...; name its file (--tokenizer FILE, or --set"
+                " data.tokenizer=FILE)"
             )
         require_ours(out)
         tokenizer = folder / f"tokenizer-{_tokenizer_key(inputs, config)}.json"
@@ -102,18 +128,22 @@ def prepare_inputs(config: DataConfig, folder: Path, out: Path, means: Means, sa
     found = TokenizerFile(tokenizer)
     if config.tokenizer_sha256 not in (None, found.sha256):
         raise InputError(
-            f"{tokenizer}: its SHA-256 is {found.sha256[:12]}..., the recipe's {str(config.tokenizer_sha256)[:12]}..."
+            f"{tokenizer}: its SHA-256 is {found.sha256[:12]}..., the recipe's"
+            f" {str(config.tokenizer_sha256)[:12]}..."
         )
     if found.vocab_size != config.vocab_size:
         raise InputError(
-            f"{tokenizer}: {found.vocab_size:,} entries, but data.vocab_size is {config.vocab_size:,}; make them agree"
+            f"{tokenizer}: {found.vocab_size:,} entries, but data.vocab_size is"
+            f" {config.vocab_size:,}; make them agree"
         )
     return start(inputs, found, out, options, means, say)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What `prepare` was asked for: inputs with a tokenizer, or one preset that names both; and keys of its [data] section."""
+    """What `prepare` was asked for: inputs with a tokenizer, or one preset that names both; and
+    keys of its [data] section.
+    """
 
     inputs: tuple[str, ...]
     tokenizer: Path | None
@@ -125,18 +155,31 @@ def prepare_asked(asked: Asked, out: Path, means: Means, say: Say) -> Dataset | 
     """Prepares what was asked for into `out`; None where a cluster goes on with it."""
     told = {**asked.options, **({"tokenizer": str(asked.tokenizer)} if asked.tokenizer else {})}
     first = asked.inputs[0]
-    if len(asked.inputs) == 1 and (first.endswith(".toml") or (first in preset_names() and not Path(first).exists())):
+    if len(asked.inputs) == 1 and (
+        first.endswith(".toml") or (first in preset_names() and not Path(first).exists())
+    ):
         sets = [*asked.sets, *(f"data.{key}={json.dumps(value)}" for key, value in told.items())]
         config = read_study(first, sets)[0].data
         if config.dataset or config.mixture or not config.inputs:
-            raise InputError(f"{first}: its data section names no inputs to prepare; give --set data.inputs='[\"FOLDER\"]'")
+            raise InputError(
+                f"{first}: its data section names no inputs to prepare; give --set"
+                " data.inputs='[\"FOLDER\"]'"
+            )
         return prepare_inputs(config, out, out, means, say)
     if asked.sets:
-        raise InputError(f"--set {asked.sets[0]!r}: only a preset has values to set; use this command's own options")
+        raise InputError(
+            f"--set {asked.sets[0]!r}: only a preset has values to set; use this command's own"
+            " options"
+        )
     if asked.tokenizer is None:
-        raise InputError("no tokenizer; give --tokenizer FILE, and make one by `tokencodes tokenizer` if there is none")
+        raise InputError(
+            "no tokenizer; give --tokenizer FILE, and make one by `tokencodes tokenizer` if there"
+            " is none"
+        )
     tokenizer = TokenizerFile(asked.tokenizer)
-    config = validate(DataConfig, {"inputs": asked.inputs, "vocab_size": tokenizer.vocab_size, **told}, "options")
+    config = validate(
+        DataConfig, {"inputs": asked.inputs, "vocab_size": tokenizer.vocab_size, **told}, "options"
+    )
     return start(resolve_inputs(config.inputs), tokenizer, out, options_of(config), means, say)
 
 
@@ -154,35 +197,51 @@ def options_of(config: DataConfig) -> PrepareOptions:
 
 
 def foreign(folder: Path) -> str | None:
-    """The first entry of an output folder that `open_dataset` did not put there; None if there is no such entry."""
+    """The first entry of an output folder that `open_dataset` did not put there; None if there is
+    no such entry.
+    """
     ours = ("data", "tokenizer-", "track", "slurm", ".tmp-", LOCK)
-    return next((path.name for path in sorted(folder.iterdir()) if not path.name.startswith(ours)), None)
+    return next(
+        (path.name for path in sorted(folder.iterdir()) if not path.name.startswith(ours)), None
+    )
 
 
 def check_folder(out: Path, run: RunConfig) -> None:
-    """A folder belongs to one configuration for good; InputError if it holds another run, or something else."""
+    """A folder belongs to one configuration for good; InputError if it holds another run, or
+    something else.
+    """
     saved = out / "config.toml"
     if saved.is_file():
         differs = difference(read_run(saved), run)
         if differs:
-            raise InputError(f"{out}: made from another configuration ({differs}); choose another --out")
+            raise InputError(
+                f"{out}: made from another configuration ({differs}); choose another --out"
+            )
     elif out.is_dir() and foreign(out):
-        raise InputError(f"{out}: neither empty nor a run's folder (it holds {foreign(out)}); choose another --out")
+        raise InputError(
+            f"{out}: neither empty nor a run's folder (it holds {foreign(out)}); choose another"
+            " --out"
+        )
 
 
 def _tokenizer_key(inputs: list[str], config: DataConfig) -> str:
-    """Names a tokenizer by all that decides it, so that one of another split, which saw what is now held out, is not reused."""
+    """Names a tokenizer by all that decides it, so that one of another split, which saw what is now
+    held out, is not reused.
+    """
     told = [one.fetch().facts()["sha256"] for one in find_inputs(inputs)]
     columns = [config.text_column, config.id_column, config.on_error]
-    text = json.dumps([told, config.vocab_size, config.validation_fraction, config.split_seed, *columns])
+    text = json.dumps(
+        [told, config.vocab_size, config.validation_fraction, config.split_seed, *columns]
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def training_texts(inputs: list[str], options: PrepareOptions) -> Iterator[str]:
     """The texts of the training side, so that a tokenizer never sees what is held out.
 
-    No side is empty, as in a prepared dataset: there too the threshold moves. One document may be read here and be held out
-    there: if the one with the lowest hash has fewer than `min_document_tokens`, the next takes its place, and lengths need a tokenizer.
+    No side is empty, as in a prepared dataset: there too the threshold moves. One document may be
+    read here and be held out there: if the one with the lowest hash has fewer than
+    `min_document_tokens`, the next takes its place, and lengths need a tokenizer.
     """
     hashes = (split_hash(document, options.split_seed) for document in _documents(inputs, options))
     natural = threshold_of(options.validation_fraction)

@@ -42,7 +42,9 @@ def surroundings(world: World, engine: EngineConfig) -> dict[str, str | int]:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """The most that this process has held so far: a GPU's allocated memory, or else resident memory."""
+    """The most that this process has held so far: a GPU's allocated memory, or else resident
+    memory.
+    """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
@@ -50,10 +52,12 @@ def memory_bytes(device: torch.device) -> int:
 
 @cache
 def keep_freed_memory() -> None:
-    """Lets glibc keep what a step frees for the next one, instead of giving it back to the system and asking for it anew.
+    """Lets glibc keep what a step frees for the next one, instead of giving it back to the system
+    and asking for it anew.
 
-    Fresh memory comes page by page and zeroed, at about 2 GB/s: for the activations of a step that is several hundredths of
-    its time. With nothing mapped apart, less is lost between blocks too. Elsewhere than on glibc, nothing is done.
+    Fresh memory comes page by page and zeroed, at about 2 GB/s: for the activations of a step that
+    is several hundredths of its time. With nothing mapped apart, less is lost between blocks too.
+    Elsewhere than on glibc, nothing is done.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

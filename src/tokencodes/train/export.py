@@ -1,4 +1,6 @@
-"""The model of a run as a Hugging Face folder: safetensors, configuration, and the very tokenizer that made its ids."""
+"""The model of a run as a Hugging Face folder: safetensors, configuration, and the very tokenizer
+that made its ids.
+"""
 
 import errno
 import shutil
@@ -21,9 +23,16 @@ from tokencodes.parallel import World
 
 
 def write_model(
-    model: TokenCodeForCausalLM, corpus: Corpus, state: TrainState, last_ids: np.ndarray, folder: Path, world: World
+    model: TokenCodeForCausalLM,
+    corpus: Corpus,
+    state: TrainState,
+    last_ids: np.ndarray,
+    folder: Path,
+    world: World,
 ) -> None:
-    """Writes `folder`, whole or not at all. Called by all ranks together; the first one gathers the weights and writes."""
+    """Writes `folder`, whole or not at all. Called by all ranks together; the first one gathers the
+    weights and writes.
+    """
     elsewhere = isinstance(model, FSDPModule) or world.device.type != "cpu"
     options = StateDictOptions(full_state_dict=True, cpu_offload=True) if elsewhere else None
     weights = get_model_state_dict(model, options=options)
@@ -45,10 +54,14 @@ def _write(
         model.save_pretrained(partial, state_dict=weights)
         tokenizer = corpus.tokenizer
         fast = transformers.PreTrainedTokenizerFast(
-            tokenizer_file=str(tokenizer.path), bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
+            tokenizer_file=str(tokenizer.path),
+            bos_token=END_OF_TEXT,
+            eos_token=END_OF_TEXT,
+            pad_token=END_OF_TEXT,
         )
         fast.save_pretrained(partial)
-        shutil.copyfile(tokenizer.path, partial / "tokenizer.json")  # the very bytes that the model names by hash
+        # the very bytes that the model names by hash
+        shutil.copyfile(tokenizer.path, partial / "tokenizer.json")
         checkpoint.write_replay(partial, state, last_ids)
         readable(partial)
         shutil.rmtree(folder, ignore_errors=True)

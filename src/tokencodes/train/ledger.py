@@ -1,4 +1,5 @@
-"""Which documents a step of a run consumed: dataset, source, document and offset of every window."""
+"""Which documents a step of a run consumed:
+dataset, source, document and offset of every window."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +20,9 @@ from tokencodes.train.settings import read_run
 
 @dataclass(frozen=True)
 class Entry:
-    """One window. `start` and `tokens` count ids of the document; its last id is no input, and its first is not predicted."""
+    """One window. `start` and `tokens` count ids of the document; its last id is no input, and its
+    first is not predicted.
+    """
 
     window: int
     dataset: str
@@ -32,7 +35,9 @@ class Entry:
 
 
 def read_ledger(run: Path, step: int) -> list[Entry]:
-    """The windows of step 1, 2, ... (as metrics.jsonl counts them), done or to come. InputError: no run, or no such text."""
+    """The windows of step 1, 2, ... (as metrics.jsonl counts them), done or to come. InputError: no
+    run, or no such text.
+    """
     config = read_run(run / "config.toml")
     if step < 1:
         raise InputError(f"step {step}: steps count from 1, as in metrics.jsonl")
@@ -50,16 +55,23 @@ def read_ledger(run: Path, step: int) -> list[Entry]:
 
     entries = []
     for index, shard, document, start, length in zip(
-        *(array.tolist() for array in (indices, windows.shard, windows.document, windows.start, windows.length)), strict=True
+        *(
+            array.tolist()
+            for array in (indices, windows.shard, windows.document, windows.start, windows.length)
+        ),
+        strict=True,
     ):
         id, source = (names(shard)[column][document].as_py() for column in ("id", "source"))
         place = shards[shard].path.relative_to(owner[shard].path)
-        entries.append(Entry(index, str(owner[shard].path), str(place), document, id, source, start, length))
+        entries.append(
+            Entry(index, str(owner[shard].path), str(place), document, id, source, start, length)
+        )
     return entries
 
 
 def corpus_of(run: Path, config: RunConfig) -> Corpus:
-    """The text of a run that has begun: the one that it names, or the one that was prepared in it or in its study.
+    """The text of a run that has begun: the one that it names, or the one that was prepared in it
+    or in its study.
 
     InputError: it is not there, or it is not what the run was trained on.
     """
@@ -67,27 +79,38 @@ def corpus_of(run: Path, config: RunConfig) -> Corpus:
     if data.mixture or data.dataset is not None:
         corpus = open_prepared(data)
     else:
-        places = [folder / "data" for folder in (run, run.parent.parent) if (folder / "data" / "manifest.json").is_file()]
+        places = [
+            folder / "data"
+            for folder in (run, run.parent.parent)
+            if (folder / "data" / "manifest.json").is_file()
+        ]
         if not places:
             raise InputError(
-                f"{run}: its prepared text is not beside it (looked for data/manifest.json there and two folders up)"
+                f"{run}: its prepared text is not beside it (looked for data/manifest.json there"
+                " and two folders up)"
             )
         corpus = Dataset(places[0])
     told = _told_fingerprint(run)
     if told not in (None, corpus.fingerprint):
         raise InputError(
-            f"{corpus.path}: not the text of {run} (fingerprint {corpus.fingerprint[:12]}, the run has {told[:12]})"
+            f"{corpus.path}: not the text of {run} (fingerprint {corpus.fingerprint[:12]}, the run"
+            f" has {told[:12]})"
         )
     return corpus
 
 
 def _told_fingerprint(run: Path) -> str | None:
-    """What the run itself says that it was trained on; None if it has neither a result nor a checkpoint."""
+    """What the run itself says that it was trained on; None if it has neither a result nor a
+    checkpoint.
+    """
     file = run / "result.json"
     if file.is_file():
         result = read_json(file)
         if not isinstance(result, dict) or not isinstance(result.get("dataset_fingerprint"), str):
-            raise InputError(f"{file}: damaged (no dataset_fingerprint that is text); take a new copy, or train anew")
+            raise InputError(
+                f"{file}: damaged (no dataset_fingerprint that is text); take a new copy, or train"
+                " anew"
+            )
         return str(result["dataset_fingerprint"])
     newest = checkpoint.newest_intact(run / "checkpoints", lambda line: None)
     return checkpoint.read_state(newest).dataset_fingerprint if newest else None

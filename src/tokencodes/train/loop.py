@@ -1,8 +1,9 @@
 """The steps of one run, from its configuration to its last checkpoint.
 
-Step u takes the windows [u·G, (u+1)·G) of the sampler, so a run is a pure function of its configuration and dataset:
-stopped anywhere and repeated, it ends in the same bits (float32, one machine, one thread count, one number of ranks).
-What ranks do otherwise than one process is told in `parallel`.
+Step u takes the windows [u·G, (u+1)·G) of the sampler, so a run is a pure function of its
+configuration and dataset: stopped anywhere and repeated, it ends in the same bits (float32, one
+machine, one thread count, one number of ranks). What ranks do otherwise than one process is told in
+`parallel`.
 """
 
 import math
@@ -25,7 +26,14 @@ from tokencodes.init import initialise
 from tokencodes.loss import IGNORE, inputs_and_targets
 from tokencodes.parallel import World, join, reduce_gradients
 from tokencodes.train.account import flops_per_token
-from tokencodes.train.build import autocast, body_sha256, build_model, matmul_dtype, place, sampler_of
+from tokencodes.train.build import (
+    autocast,
+    body_sha256,
+    build_model,
+    matmul_dtype,
+    place,
+    sampler_of,
+)
 from tokencodes.train.checks import check_memory
 from tokencodes.train.config import RunConfig, log_spaced
 from tokencodes.train.corpus import check_folder
@@ -44,7 +52,14 @@ from tokencodes.train.metrics import (
     Unwritten,
 )
 from tokencodes.train.nonfinite import Diverging, HeldOutNotFinite, RefusedStep, find_origin, refuse
-from tokencodes.train.observe import clip, hidden_scales, norms, part_norms, total_norm, update_ratios
+from tokencodes.train.observe import (
+    clip,
+    hidden_scales,
+    norms,
+    part_norms,
+    total_norm,
+    update_ratios,
+)
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.peak import matmul_peak
 from tokencodes.train.settings import write_run
@@ -84,7 +99,9 @@ class Trainer:
         self.world.on_first(lambda: check_folder(out, run))
         self.shards = dataset.shards("train")
         self.sampler = sampler_of(run, dataset)
-        self.held_out: HeldOut = held_out_windows(dataset, run.model.context_length, run.heldout.windows)
+        self.held_out: HeldOut = held_out_windows(
+            dataset, run.model.context_length, run.heldout.windows
+        )
         check_memory(run, self.world)
         self.model = build_model(run, *settle(run.interface, dataset)).train()
         self.model.config.tokenizer_sha256 = dataset.tokenizer_sha256
@@ -97,14 +114,24 @@ class Trainer:
         self.world.set_timeout(self.model)
         self.optimizer = build_optimizer(self.model, run.optimizer)
         self.state = TrainState(
-            dataset_fingerprint=dataset.fingerprint, tokenizer_sha256=dataset.tokenizer_sha256, start_sha256=start
+            dataset_fingerprint=dataset.fingerprint,
+            tokenizer_sha256=dataset.tokenizer_sha256,
+            start_sha256=start,
         )
         self.last_ids = np.empty((0, run.model.context_length + 1), dtype=np.int64)  # this rank's
         told = run.checkpoint
-        self.place = Place(out / "checkpoints", told.keep_latest, told.stays, on_stage, self.observer.say, self.world)
+        self.place = Place(
+            out / "checkpoints",
+            told.keep_latest,
+            told.stays,
+            on_stage,
+            self.observer.say,
+            self.world,
+        )
         self.writer = Writer(self.place, told.aside(self.world.device.type == "cuda"))
         self._measured: tuple[int, float] | None = None  # step and held-out loss
-        self._flops, self._peak = flops_per_token(self.model), 0.0  # FLOP/s of all ranks, measured as the run starts
+        # FLOP/s of all ranks, measured as the run starts
+        self._flops, self._peak = flops_per_token(self.model), 0.0
         self._resume()
         self.world.on_first(self._claim)  # last: what can be refused was refused before
 
@@ -116,8 +143,9 @@ class Trainer:
         found = self.world.gather(start_sha256)
         if len(set(found)) > 1:
             raise CheckFailed(
-                f"{self.out}: the ranks drew different initial weights ({', '.join(one[:12] for one in found)}); use the same "
-                "PyTorch build on every node"
+                f"{self.out}: the ranks drew different initial weights"
+                f" ({', '.join(one[:12] for one in found)}); use the same PyTorch build on every"
+                " node"
             )
         return start_sha256
 
@@ -125,13 +153,16 @@ class Trainer:
         newest = self.world.on_first(self._newest)
         if newest is None:
             if self.world.on_first(lambda: checkpoint.checkpoints(self.place.folder)):
-                raise InputError(f"{self.place.folder}: none is whole; remove that folder to begin the run again")
+                raise InputError(
+                    f"{self.place.folder}: none is whole; remove that folder to begin the run again"
+                )
             return
         told = checkpoint.read_state(newest)
         if told.dataset_fingerprint != self.dataset.fingerprint:
             raise InputError(
-                f"{newest}: trained on another dataset (fingerprint {told.dataset_fingerprint[:12]}, here "
-                f"{self.dataset.fingerprint[:12]}); give that dataset, or choose another --out"
+                f"{newest}: trained on another dataset (fingerprint"
+                f" {told.dataset_fingerprint[:12]}, here {self.dataset.fingerprint[:12]}); give"
+                " that dataset, or choose another --out"
             )
         self.go_on_from(newest)
 
@@ -139,7 +170,9 @@ class Trainer:
         folder = self.place.folder
         checkpoint.remove_leftovers(folder)
         newest = checkpoint.newest_intact(folder, self.observer.say)
-        if newest is not None and newest == checkpoint.checkpoints(folder)[0]:  # a damaged later one stays until the next save
+        if (
+            newest is not None and newest == checkpoint.checkpoints(folder)[0]
+        ):  # a damaged later one stays until the next save
             checkpoint.tidy(self.place, newest)
         return newest
 
@@ -147,11 +180,15 @@ class Trainer:
         """Takes up the state of one checkpoint."""
         self.state = checkpoint.restore(place, self.model, self.optimizer, self.world)
         size, world = self.config.batch.global_batch_size, self.world
-        self.last_ids = checkpoint.read_last_ids(place)[rank_indices(0, size, world.rank, world.ranks)]
+        self.last_ids = checkpoint.read_last_ids(place)[
+            rank_indices(0, size, world.rank, world.ranks)
+        ]
 
     def window_ids(self, step: int) -> np.ndarray:
         """The ids int64[G, T + 1] that step 0, 1, ... takes."""
-        return read_windows(self.shards, self.sampler, rank_indices(step, self.config.batch.global_batch_size))
+        return read_windows(
+            self.shards, self.sampler, rank_indices(step, self.config.batch.global_batch_size)
+        )
 
     def loader(self) -> Loader[torch.Tensor]:
         """The ids of this rank's part of each step."""
@@ -159,17 +196,22 @@ class Trainer:
         return Loader(self.shards, self.sampler, size, as_tensor, world.rank, world.ranks)
 
     def run(self) -> bool:
-        """Trains until the budget or a stop; True if the budget was reached. Every stop leaves a checkpoint."""
+        """Trains until the budget or a stop; True if the budget was reached. Every stop leaves a
+        checkpoint.
+        """
         config, each = self.config, self.sampler.tokens_per_window
         steps = math.ceil(config.budget.tokens / (config.batch.global_batch_size * each))
         name = f"{config.arm} seed {config.seed}"
         if steps != config.steps and self.state.step == 0:
             self.observer.say(
-                f"{name}: {each:.0f} of {config.model.context_length} tokens a window on average, so the budget takes about "
-                f"{steps:,} steps; the schedule is of {config.optimizer.schedule_steps:,}"
+                f"{name}: {each:.0f} of {config.model.context_length} tokens a window on average,"
+                f" so the budget takes about {steps:,} steps; the schedule is of"
+                f" {config.optimizer.schedule_steps:,}"
             )
         with self.world.together(), ExitStack() as opened:
-            file = self.world.own_first(lambda: MetricsFile(self.out / "metrics.jsonl", self.state.step))
+            file = self.world.own_first(
+                lambda: MetricsFile(self.out / "metrics.jsonl", self.state.step)
+            )
             metrics = file or Unwritten()
             opened.callback(metrics.close)
             loader = self.loader()
@@ -182,10 +224,12 @@ class Trainer:
                 self.writer.close()
                 self.world.on_first(self.observer.end)
             except BaseException as error:
-                self.writer.close(now=not isinstance(error, Diverging))  # then every rank is still there
+                # then every rank is still there
+                self.writer.close(now=not isinstance(error, Diverging))
                 self.observer.end()
                 if isinstance(error, InputError) and not self.world.first:
-                    raise CheckFailed(str(error)) from error  # this rank's alone, such as a shard that it cannot read
+                    # this rank's alone, such as a shard that it cannot read
+                    raise CheckFailed(str(error)) from error
                 raise
         return self.state.tokens >= config.budget.tokens
 
@@ -205,7 +249,9 @@ class Trainer:
             if log_spaced(record.step):
                 self._look(metrics)
             done = self.state.tokens >= config.budget.tokens
-            if done or (config.heldout.interval_steps and record.step % config.heldout.interval_steps == 0):
+            if done or (
+                config.heldout.interval_steps and record.step % config.heldout.interval_steps == 0
+            ):
                 self._measure(metrics)
             stopping = self.world.any(self.stop.asked)
             if done or stopping or config.checkpoint.due(record.step):
@@ -217,14 +263,18 @@ class Trainer:
         return StartRecord(self.state.step, self._peak, surroundings(world, engine))
 
     def train_step(self, loader: Loader[torch.Tensor]) -> StepRecord:
-        """One step: forward and backward of every micro_batch, clip, step. Nothing non-finite reaches the weights."""
+        """One step: forward and backward of every micro_batch, clip, step. Nothing non-finite
+        reaches the weights.
+        """
         config, world, began = self.config, self.world, time.perf_counter()
         windows = loader[self.state.step]
         ids = windows.numpy()
         shared = world.gather((int((windows[:, 1:] != IGNORE).sum()), window_digests(ids)))
         tokens = sum(count for count, _ in shared)
         on_device = windows.to(world.device, non_blocking=True)
-        parts = [inputs_and_targets(part) for part in on_device.split(config.batch.micro_batch_size)]
+        parts = [
+            inputs_and_targets(part) for part in on_device.split(config.batch.micro_batch_size)
+        ]
         losses = []
         for number, (inputs, wanted) in enumerate(parts, 1):
             reduce_gradients(self.model, now=number == len(parts))
@@ -233,7 +283,9 @@ class Trainer:
             part_loss.backward()
             losses.append(part_loss.detach())
         loss_of = world.gather(sum(torch.stack(losses).tolist()))
-        norm_of = norms({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
+        norm_of = norms(
+            {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        )
         total = total_norm(norm_of)
         loss, norm, norm_parts = sum(loss_of), float(total), part_norms(norm_of)
         if not math.isfinite(loss) or not math.isfinite(norm):
@@ -249,7 +301,9 @@ class Trainer:
             step=self.state.step + 1,
             tokens=self.state.tokens + tokens,
             seconds=self.state.seconds + seconds,
-            windows_sha256=chained(self.state.windows_sha256, [one for _, digests in shared for one in digests]),
+            windows_sha256=chained(
+                self.state.windows_sha256, [one for _, digests in shared for one in digests]
+            ),
             last_loss=loss,
         )
         self.last_ids = ids
@@ -268,7 +322,11 @@ class Trainer:
         )
 
     def _refuse(
-        self, parts: list[tuple[torch.Tensor, torch.Tensor]], losses: list[float], norm: float, norm_of: dict[str, torch.Tensor]
+        self,
+        parts: list[tuple[torch.Tensor, torch.Tensor]],
+        losses: list[float],
+        norm: float,
+        norm_of: dict[str, torch.Tensor],
     ) -> NoReturn:
         """Stops at a step that must not reach the weights, and leaves what there is to look at."""
         number, size, world = self.state.step + 1, self.config.batch.global_batch_size, self.world
@@ -280,7 +338,8 @@ class Trainer:
         raise refuse(found, origin, self.model, self.out, world)
 
     def held_out_loss(self) -> float:
-        """Held-out loss of the weights as they are, computed once for each step, in the precision of training.
+        """Held-out loss of the weights as they are, computed once for each step, in the precision
+        of training.
 
         HeldOutNotFinite, on every rank: it is not finite.
         """
@@ -294,7 +353,9 @@ class Trainer:
         return self._measured[1]
 
     def _look(self, metrics: MetricsFile | Unwritten) -> None:
-        """What is looked at only now and then, on one held-out window: no training window is read twice."""
+        """What is looked at only now and then, on one held-out window: no training window is read
+        twice.
+        """
         lr = float(self.optimizer.param_groups[0]["lr"])
         ids = torch.from_numpy(self.held_out.ids_NT1[:1]).to(self.world.device)
         ratios = update_ratios(self.model, self.optimizer, lr)
@@ -310,7 +371,9 @@ class Trainer:
         self.observer.record(record)
 
     def _save(self, must: bool = True) -> None:
-        """Writes a checkpoint, and the model beside it where that is asked for and the checkpoint stays."""
+        """Writes a checkpoint, and the model beside it where that is asked for and the checkpoint
+        stays.
+        """
         config, ids = self.config, self._last_ids()
         replay, tokens = self._replayed(torch.from_numpy(ids))
         self.state = self.state.after(replay_loss=replay, replay_token_losses=tokens)
@@ -322,7 +385,10 @@ class Trainer:
             except OSError as error:
                 if must:
                     raise
-                self.observer.say(f"{folder}: could not be written ({error.strerror or error}), and training goes on")
+                self.observer.say(
+                    f"{folder}: could not be written ({error.strerror or error}), and training"
+                    " goes on"
+                )
 
     def _last_ids(self) -> np.ndarray:
         """The ids int64[G, T + 1] of the last step, of all ranks."""
@@ -333,8 +399,9 @@ class Trainer:
         write_model(self.model, self.dataset, self.state, self._last_ids(), folder, self.world)
 
     def _replayed(self, ids: torch.Tensor) -> tuple[float | None, tuple[float, ...]]:
-        """The last step's loss by the weights as they are, and its first tokens' one by one, in float32. Nothing where
-        parameters are gathered in BF16, or where a loss is not finite."""
+        """The last step's loss by the weights as they are, and its first tokens' one by one, in
+        float32. Nothing where parameters are gathered in BF16, or where a loss is not finite.
+        """
         if self.config.engine.precision == "bf16-parameters":
             return None, ()
         self.model.loss_kernel = "auto"  # the asked one may not be for float32

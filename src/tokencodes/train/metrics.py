@@ -1,4 +1,6 @@
-"""What a run writes down and shows: metrics.jsonl is the truth; a person sees a progress bar, or plain lines in a log."""
+"""What a run writes down and shows: metrics.jsonl is the truth; a person sees a progress bar, or
+plain lines in a log.
+"""
 
 import json
 import sys
@@ -27,7 +29,9 @@ CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)  # of records as they 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step. Loss in nats per token before the step; gradient norm before clipping; seconds of the step alone."""
+    """One step. Loss in nats per token before the step; gradient norm before clipping; seconds of
+    the step alone.
+    """
 
     step: int  # steps done, this one included
     tokens: int  # tokens processed, this step's included
@@ -35,12 +39,15 @@ class StepRecord:
     lr: float
     grad_norm: float
     seconds: float
-    grad_norm_parts: dict[str, float] = field(default_factory=dict)  # of input, body and head apart; see `observe`
+    # of input, body and head apart; see `observe`
+    grad_norm_parts: dict[str, float] = field(default_factory=dict)
     rate: float = 0.0  # tokens per second
     matmul_utilization: float | None = (
-        None  # FLOP/s by `account`'s formula over the measured peak of a matrix product, on all ranks
+        # FLOP/s by `account`'s formula over the measured peak of a matrix product, on all ranks
+        None
     )
-    memory_bytes: int = 0  # most that the first rank has held: resident memory, or a GPU's allocated
+    # most that the first rank has held: resident memory, or a GPU's allocated
+    memory_bytes: int = 0
     kind: Literal["step"] = "step"
     __pydantic_config__ = CHECKED
 
@@ -62,7 +69,8 @@ class ScalesRecord:
 
     step: int
     update_ratios: dict[str, float | None]  # ‖change‖ / ‖weights‖ of input, body and head
-    hidden_scales: list[float | None]  # root mean square of the residual stream, at the input and after each block
+    # root mean square of the residual stream, at the input and after each block
+    hidden_scales: list[float | None]
     kind: Literal["scales"] = "scales"
     __pydantic_config__ = CHECKED
 
@@ -83,14 +91,17 @@ ANY = TypeAdapter[Record](Annotated[Record, Field(discriminator="kind")])
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The records of metrics.jsonl; none if it is not there. InputError names the line that is no record."""
+    """The records of metrics.jsonl; none if it is not there. InputError names the line that is no
+    record.
+    """
     records = []
     for number, line in enumerate(read_json_lines(path), 1):
         try:
             records.append(ANY.validate_python(line))
         except ValidationError as error:
             raise InputError(
-                f"{path}, line {number}: {first_complaint(error)}; remove the file, and the run goes on without what it shows"
+                f"{path}, line {number}: {first_complaint(error)}; remove the file, and the run"
+                " goes on without what it shows"
             ) from None
     return records
 
@@ -106,7 +117,8 @@ class Unwritten:
 
 
 class MetricsFile:
-    """metrics.jsonl: one record a line, appended and flushed; on resume, lines after the checkpoint are dropped first.
+    """metrics.jsonl: one record a line, appended and flushed; on resume, lines after the checkpoint
+    are dropped first.
 
     Without a checkpoint (`resume_step` 0) the run begins anew, and so does the file.
     """
@@ -114,7 +126,9 @@ class MetricsFile:
     def __init__(self, path: Path, resume_step: int) -> None:
         before = read_metrics(path) if resume_step > 0 else []
         kept = [record for record in before if record.step <= resume_step]
-        write_text(path, "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in kept))
+        write_text(
+            path, "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in kept)
+        )
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:
@@ -159,9 +173,12 @@ class Silent:
         """Nothing."""
 
 
-def progress_line(width: int, name: str, count: str, loss: str, left: str, more: tuple[str, ...] = ()) -> str:
-    """One line of at most `width` characters. The loss and the time left are always in it; then the count, as much of the name
-    as there is room for, and those of `more` that fit."""
+def progress_line(
+    width: int, name: str, count: str, loss: str, left: str, more: tuple[str, ...] = ()
+) -> str:
+    """One line of at most `width` characters. The loss and the time left are always in it; then the
+    count, as much of the name as there is room for, and those of `more` that fit.
+    """
     for shown in range(len(more), -1, -1):
         line = "  ".join(part for part in (name, count, loss, *more[:shown], left) if part)
         if len(line) <= width:
@@ -186,7 +203,9 @@ class _Line(ProgressColumn):
 
 
 class Terminal:
-    """A progress bar where someone is looking, a plain line every 20 seconds where not. Writes to standard error."""
+    """A progress bar where someone is looking, a plain line every 20 seconds where not. Writes to
+    standard error.
+    """
 
     PLAIN_SECONDS = 20.0
     BAR, WIDE = 20, 100  # characters of the bar, and of a terminal that has room for one
@@ -205,8 +224,12 @@ class Terminal:
         if not self._console.is_terminal:
             return
         bar = [BarColumn(bar_width=self.BAR)] if self._console.width >= self.WIDE else []
-        self._progress = Progress(*bar, _Line(self._console, (self.BAR + 1) * len(bar)), console=self._console)
-        self._task = self._progress.add_task(name, total=steps, completed=step, loss="", left="", more=())
+        self._progress = Progress(
+            *bar, _Line(self._console, (self.BAR + 1) * len(bar)), console=self._console
+        )
+        self._task = self._progress.add_task(
+            name, total=steps, completed=step, loss="", left="", more=()
+        )
         self._progress.start()
 
     def record(self, record: Record) -> None:
@@ -215,18 +238,30 @@ class Terminal:
             self._held_out = f"held-out {significant(record.loss, 4)}"
         if not isinstance(record, StepRecord):
             return
-        self._seen += 1  # the first step warms up, or compiles: it counts only until there is another
+        # the first step warms up, or compiles: it counts only until there is another
+        self._seen += 1
         self._rate = record.rate if self._seen <= 2 else 0.9 * self._rate + 0.1 * record.rate
-        loss, left, more = f"loss {significant(record.loss, 4)}", "", [self._held_out] if self._held_out else []
+        loss, left, more = (
+            f"loss {significant(record.loss, 4)}",
+            "",
+            [self._held_out] if self._held_out else [],
+        )
         if self._rate:
             seconds = (self._steps - record.step) * record.tokens / record.step / self._rate
             left = f"{timedelta(seconds=round(min(seconds, LONGEST)))} left"
             more.append(f"{self._rate:,.0f} tokens/s")
         if self._progress is not None:
-            self._progress.update(self._task, completed=record.step, loss=loss, left=left, more=tuple(more))
+            self._progress.update(
+                self._task, completed=record.step, loss=loss, left=left, more=tuple(more)
+            )
         elif time.monotonic() - self._last_line >= self.PLAIN_SECONDS:
             self._last_line = time.monotonic()
-            parts = (f"step {record.step}/{self._steps}", loss, *more, f"about {left}" if left else "")
+            parts = (
+                f"step {record.step}/{self._steps}",
+                loss,
+                *more,
+                f"about {left}" if left else "",
+            )
             self.say(f"{self._name}: {'  '.join(part for part in parts if part)}")
 
     def say(self, line: str) -> None:

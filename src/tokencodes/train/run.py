@@ -1,4 +1,6 @@
-"""One run from the first step to its result: the folder that belongs to it, its training, and what it leaves."""
+"""One run from the first step to its result: the folder that belongs to it, its training, and what
+it leaves.
+"""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,13 +22,18 @@ from tokencodes.train.stop import Stop
 
 
 def finish(trainer: Trainer) -> ResultRecord:
-    """After the last step: the model as a Hugging Face folder, and result.json, whose presence means that the run has ended.
+    """After the last step: the model as a Hugging Face folder, and result.json, whose presence
+    means that the run has ended.
 
-    A held-out loss whose exponential overflows is no score: the run diverged, and no model is left beside its checkpoints.
+    A held-out loss whose exponential overflows is no score: the run diverged, and no model is left
+    beside its checkpoints.
     """
     loss = trainer.held_out_loss()
     if perplexity(loss) is None:
-        reason = f"held-out loss {loss:,.1f} nats per token after the last step: its perplexity is {OVERFLOW}"
+        reason = (
+            f"held-out loss {loss:,.1f} nats per token after the last step: its perplexity is"
+            f" {OVERFLOW}"
+        )
         return write_result(trainer, None, _divergence(trainer, trainer.state.step, reason))
     trainer.export(trainer.out / "model")
     return write_result(trainer, loss, None)
@@ -36,8 +43,12 @@ def _divergence(trainer: Trainer, step: int, reason: str) -> Divergence:
     return Divergence(reason=reason, step=step, last_loss=trainer.state.last_loss)
 
 
-def write_result(trainer: Trainer, loss: float | None, divergence: Divergence | None) -> ResultRecord:
-    """Writes result.json: with a held-out loss, or with what the run diverged by. All ranks together."""
+def write_result(
+    trainer: Trainer, loss: float | None, divergence: Divergence | None
+) -> ResultRecord:
+    """Writes result.json: with a held-out loss, or with what the run diverged by. All ranks
+    together.
+    """
     config, state, held_out, world = trainer.config, trainer.state, trainer.held_out, trainer.world
     result = ResultRecord(
         status="done" if divergence is None else "diverged",
@@ -67,11 +78,16 @@ def write_result(trainer: Trainer, loss: float | None, divergence: Divergence | 
 
 
 def open_together(config: DataConfig, folder: Path, say: Say, world: World) -> Corpus:
-    """`open_dataset` by the first rank, which prepares what must be; the others open what it found."""
+    """`open_dataset` by the first rank, which prepares what must be;
+    the others open what it found."""
     mine = world.own_first(lambda: open_dataset(config, folder, say))
     if mine is not None:
         return mine
-    return open_prepared(config) if config.dataset is not None or config.mixture else Dataset(folder / "data")
+    return (
+        open_prepared(config)
+        if config.dataset is not None or config.mixture
+        else Dataset(folder / "data")
+    )
 
 
 def train(
@@ -83,11 +99,11 @@ def train(
     world: World | None = None,
     keep_divergence: bool = False,
 ) -> ResultRecord | None:
-    """One run to its end: its result, or None if it was stopped (repeating the call goes on). Where there are several ranks,
-    all of them call it.
+    """One run to its end: its result, or None if it was stopped (repeating the call goes on). Where
+    there are several ranks, all of them call it.
 
-    keep_divergence: a run whose numbers stop being finite gets a result that is marked `diverged`, as a study needs to go on;
-    otherwise it raises `Diverging` and has no result.
+    keep_divergence: a run whose numbers stop being finite gets a result that is marked `diverged`,
+    as a study needs to go on; otherwise it raises `Diverging` and has no result.
     """
     world = world or join(run.engine.device)
     if world.device.type == "cpu":
@@ -114,12 +130,21 @@ def _hold(held: ExitStack, out: Path, run: RunConfig) -> None:
 
 
 def _kept_result(out: Path, run: RunConfig, dataset: Corpus) -> ResultRecord | None:
-    """The result of a run that has ended, if it is this run's on this dataset; None if there is none yet."""
+    """The result of a run that has ended, if it is this run's on this dataset; None if there is
+    none yet.
+    """
     result = read_result(out)
     if result is None:
         return None
-    for key, wanted in (("arm", run.arm), ("seed", run.seed), ("dataset_fingerprint", dataset.fingerprint)):
+    for key, wanted in (
+        ("arm", run.arm),
+        ("seed", run.seed),
+        ("dataset_fingerprint", dataset.fingerprint),
+    ):
         value = getattr(result, key)
         if value != wanted:
-            raise InputError(f"{out}/{RESULT}: its {key} is {value!r}, not {wanted!r}; remove the folder and train it again")
+            raise InputError(
+                f"{out}/{RESULT}: its {key} is {value!r}, not {wanted!r}; remove the folder and"
+                " train it again"
+            )
     return result

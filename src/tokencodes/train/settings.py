@@ -1,4 +1,6 @@
-"""Reading a configuration: preset file, then `--set a.b=c`, each value with its origin; errors name the key and the way out."""
+"""Reading a configuration: preset file, then `--set a.b=c`, each value with its origin; errors name
+the key and the way out.
+"""
 
 import tomllib
 import types
@@ -27,16 +29,24 @@ def preset_names() -> list[str]:
 
 
 def read_study(preset: str, sets: list[str]) -> tuple[StudyConfig, dict[str, str]]:
-    """The study of a preset (a name, or a TOML file) with overrides, and the origin of each dotted key."""
+    """The study of a preset (a name, or a TOML file) with overrides, and the origin of each dotted
+    key.
+    """
     table, origin = _preset_table(preset)
     origins = dict.fromkeys(flatten(table), origin)
     for assignment in sets:
         key, value = _assignment(assignment)
         _put(table, key, value, assignment)
-        origins = {other: before for other, before in origins.items() if not f"{other}.".startswith(f"{key}.")}
+        origins = {
+            other: before
+            for other, before in origins.items()
+            if not f"{other}.".startswith(f"{key}.")
+        }
         origins[key] = f"--set {assignment}"
     study = validate(StudyConfig, table, origin, origins)
-    return study, {key: _origin_of(key, origins) or "default" for key in flatten(study.model_dump())}
+    return study, {
+        key: _origin_of(key, origins) or "default" for key in flatten(study.model_dump())
+    }
 
 
 def _origin_of(key: str, origins: dict[str, str]) -> str | None:
@@ -49,11 +59,17 @@ def _origin_of(key: str, origins: dict[str, str]) -> str | None:
 
 
 def _blamed(key: str, origin: str, origins: dict[str, str]) -> str:
-    """The origin of what is wrong at a dotted key; of a whole section, the file and every --set that reaches into it."""
+    """The origin of what is wrong at a dotted key; of a whole section, the file and every --set
+    that reaches into it.
+    """
     exact = _origin_of(key, origins)
     if exact is not None:
         return exact
-    inside = [name for other, name in origins.items() if name != origin and (not key or other.startswith(f"{key}."))]
+    inside = [
+        name
+        for other, name in origins.items()
+        if name != origin and (not key or other.startswith(f"{key}."))
+    ]
     return f"{origin} with {', '.join(inside)}" if inside else origin
 
 
@@ -78,24 +94,34 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def validate(model: type[Model], told: dict[str, Any], origin: str, origins: dict[str, str] | None = None) -> Model:
-    """pydantic's check, its first complaint as one line with the dotted key, the value and the origin. origins: of single keys,
-    where not all come from `origin`."""
+def validate(
+    model: type[Model], told: dict[str, Any], origin: str, origins: dict[str, str] | None = None
+) -> Model:
+    """pydantic's check, its first complaint as one line with the dotted key, the value and the
+    origin. origins: of single keys, where not all come from `origin`.
+    """
     unknown = _unknown(model, told)
     if unknown:
         key, known = unknown
-        owner = next((name for name, field in model.model_fields.items() if key in _keys(field.annotation)), None)
+        owner = next(
+            (name for name, field in model.model_fields.items() if key in _keys(field.annotation)),
+            None,
+        )
         hint = f"did you mean '{owner}.{key}'?" if owner else nearest(key.rpartition(".")[2], known)
         raise InputError(f"{_blamed(key, origin, origins or {})}: unknown key {key!r}; {hint}")
     try:
         return model.model_validate(told)
     except ValidationError as error:
         key = ".".join(str(part) for part in error.errors()[0]["loc"] if part != "[key]")
-        raise InputError(f"{_blamed(key, origin, origins or {})}: {first_complaint(error)}") from None
+        raise InputError(
+            f"{_blamed(key, origin, origins or {})}: {first_complaint(error)}"
+        ) from None
 
 
 def difference(saved: RunConfig, asked: RunConfig) -> str | None:
-    """The first dotted key in which two runs differ, with both values; None if they are the same but for their engine."""
+    """The first dotted key in which two runs differ, with both values; None if they are the same
+    but for their engine.
+    """
     old, new = (flatten(config.model_dump(mode="json")) for config in (saved, asked))
     for key in sorted((old.keys() | new.keys()) - FREE):
         if old.get(key) != new.get(key):
@@ -105,10 +131,15 @@ def difference(saved: RunConfig, asked: RunConfig) -> str | None:
 
 def _preset_table(preset: str) -> tuple[dict[str, Any], str]:
     if preset in preset_names():
-        return read_toml(Path(str(files("tokencodes") / "presets" / f"{preset}.toml"))), f"preset {preset}"
+        return (
+            read_toml(Path(str(files("tokencodes") / "presets" / f"{preset}.toml"))),
+            f"preset {preset}",
+        )
     if Path(preset).is_file():
         return read_toml(Path(preset)), preset
-    raise InputError(f"{preset!r} is neither a preset nor a TOML file; {nearest(preset, preset_names())}")
+    raise InputError(
+        f"{preset!r} is neither a preset nor a TOML file; {nearest(preset, preset_names())}"
+    )
 
 
 def _assignment(text: str) -> tuple[str, Any]:
@@ -131,7 +162,11 @@ def _put(told: dict[str, Any], dotted: str, value: Any, assignment: str) -> None
 
 
 def _keys(section: Any) -> list[str]:
-    return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
+    return (
+        list(section.model_fields)
+        if isinstance(section, type) and issubclass(section, BaseModel)
+        else []
+    )
 
 
 def _unknown(model: Any, told: Any, prefix: str = "") -> tuple[str, list[str]] | None:
@@ -142,7 +177,9 @@ def _unknown(model: Any, told: Any, prefix: str = "") -> tuple[str, list[str]] |
         inner = get_args(model)[1]
         found = (_unknown(inner, value, f"{prefix}{key}.") for key, value in told.items())
         return next((one for one in found if one), None)
-    if isinstance(model, types.UnionType) or not (isinstance(model, type) and issubclass(model, BaseModel)):
+    if isinstance(model, types.UnionType) or not (
+        isinstance(model, type) and issubclass(model, BaseModel)
+    ):
         return None
     for key, value in told.items():
         if key not in model.model_fields:

@@ -17,9 +17,11 @@ class Stop:
 
     @contextmanager
     def listen(self) -> Iterator["Stop"]:
-        """The first signal asks for a stop at the next boundary; a second Ctrl-C ends the program as usual.
+        """The first signal asks for a stop at the next boundary; a second Ctrl-C ends the program
+        as usual.
 
-        Not under torchrun: there a terminal's Ctrl-C comes twice, once from the terminal and once from torchrun.
+        Not under torchrun: there a terminal's Ctrl-C comes twice, once from the terminal and once
+        from torchrun.
         """
         launched = "TORCHELASTIC_RUN_ID" in os.environ
 
@@ -27,7 +29,11 @@ class Stop:
             first, self.asked = not self.asked, True
             if not launched:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                print("stopping at the next step; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+                print(
+                    "stopping at the next step; Ctrl-C again ends at once",
+                    file=sys.stderr,
+                    flush=True,
+                )
             elif first and os.environ.get("RANK") == "0":
                 print("stopping at the next step", file=sys.stderr, flush=True)
 

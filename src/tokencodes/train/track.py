@@ -1,12 +1,14 @@
-"""Trackers: observers that show runs in TensorBoard, trackio or Weights & Biases. metrics.jsonl stays the truth.
+"""Trackers: observers that show runs in TensorBoard, trackio or Weights & Biases. metrics.jsonl
+stays the truth.
 
-A record goes there by its fields: numbers as scalars named KIND/FIELD, nested ones KIND/FIELD.KEY or KIND/FIELD.3, at the step
-`step`; text as description. All of it lies in OUT/track/TRACKER, one tracker run for each run of a study. A run that is
-resumed at step U computes the steps after U again, to the same bits, so whatever a killed try had told about them is true:
-TensorBoard hides it and takes it anew, the others, which cannot take back, are not told it twice.
+A record goes there by its fields: numbers as scalars named KIND/FIELD, nested ones KIND/FIELD.KEY
+or KIND/FIELD.3, at the step `step`; text as description. All of it lies in OUT/track/TRACKER, one
+tracker run for each run of a study. A run that is resumed at step U computes the steps after U
+again, to the same bits, so whatever a killed try had told about them is true: TensorBoard hides it
+and takes it anew, the others, which cannot take back, are not told it twice.
 
-A tracker never stops a run: one that is not installed is an error before training; one that fails later is dropped with a line.
-Only one process may track a run: the first rank.
+A tracker never stops a run: one that is not installed is an error before training; one that fails
+later is dropped with a line. Only one process may track a run: the first rank.
 """
 
 import io
@@ -32,7 +34,9 @@ FLUSH_SECONDS = 30
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The values inside nested tables and lists, with dotted names: `grad_norm_parts.body`, `hidden_scales.3`."""
+    """The values inside nested tables and lists, with dotted names: `grad_norm_parts.body`,
+    `hidden_scales.3`.
+    """
     if isinstance(value, dict):
         inside = value.items()
     elif isinstance(value, list | tuple):
@@ -45,7 +49,9 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def split(record: Record) -> tuple[dict[str, float], dict[str, str]]:
-    """A record's numbers and its texts, named KIND/FIELD; its kind and its step are no values, and None is nothing."""
+    """A record's numbers and its texts, named KIND/FIELD; its kind and its step are no values, and
+    None is nothing.
+    """
     told = asdict(record)
     kind = told.pop("kind")
     told.pop("step", None)
@@ -55,14 +61,17 @@ def split(record: Record) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def configuration(out: Path, name: str) -> dict[str, Any]:
-    """What a run was made with, as its folder has it: `out` itself, or for a study OUT/ARM/seed-N of the run `ARM seed N`."""
+    """What a run was made with, as its folder has it: `out` itself, or for a study OUT/ARM/seed-N
+    of the run `ARM seed N`.
+    """
     arm, _, seed = name.rpartition(" seed ")
     files = (out / "config.toml", out / arm / f"seed-{seed}" / "config.toml")
     return next((read_toml(file) for file in files if file.is_file()), {})
 
 
 class Told:
-    """What a tracker that cannot take back was told: the last step of each kind of record, in a file beside its data.
+    """What a tracker that cannot take back was told: the last step of each kind of record, in a
+    file beside its data.
 
     `id` is the tracker's run. A run that begins anew, or was not tracked before, gets a new one.
     """
@@ -77,7 +86,8 @@ class Told:
         self._write()
 
     def new(self, kind: str, step: int) -> bool:
-        """Whether a record is news, and not older than what was told last; from now on it is none."""
+        """Whether a record is news, and not older than what was told last;
+        from now on it is none."""
         if step <= self._last.get(kind, -1) or step < max(self._last.values(), default=0):
             return False
         self._last[kind] = step
@@ -87,18 +97,26 @@ class Told:
     def _read(self) -> dict[str, Any] | None:
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
-            return {"id": str(found["id"]), "last": {str(kind): int(step) for kind, step in found["last"].items()}}
+            return {
+                "id": str(found["id"]),
+                "last": {str(kind): int(step) for kind, step in found["last"].items()},
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # a tracker's own bookkeeping is no reason to stop: a new run there shows what is to come
+            # a tracker's own bookkeeping is no reason to stop: a new run there shows what is to
+            # come
+            return None
 
     def _write(self) -> None:
         partial = self._path.with_name(f".tmp-{self._path.name}")
         partial.write_text(json.dumps({"id": self.id, "last": self._last}) + "\n", encoding="utf-8")
-        partial.replace(self._path)  # without fsync: it is written at every step, and a loss costs a picture
+        # without fsync: it is written at every step, and a loss costs a picture
+        partial.replace(self._path)
 
 
 class Tracker(ABC):
-    """One tracker as an observer. A subclass opens, logs and closes; InputError if its package is not installed."""
+    """One tracker as an observer. A subclass opens, logs and closes; InputError if its package is
+    not installed.
+    """
 
     name: ClassVar[str]
     package: ClassVar[str]
@@ -111,7 +129,8 @@ class Tracker(ABC):
         except ImportError as error:
             told = " ".join(str(error).split())
             raise InputError(
-                f"tracker {self.name!r}: not installed ({told}); install it by: pip install 'tokencodes[track]'"
+                f"tracker {self.name!r}: not installed ({told}); install it by: pip install"
+                " 'tokencodes[track]'"
             ) from None
 
     def begin(self, name: str, step: int, steps: int) -> None:
@@ -145,7 +164,9 @@ class Tracker(ABC):
 
     @abstractmethod
     def open(self, run: str, config: dict[str, Any], step: int) -> None:
-        """The tracker's run of this name: a new one at update 0, else the one that was, to go on after `step`."""
+        """The tracker's run of this name: a new one at update 0, else the one that was, to go on
+        after `step`.
+        """
 
     @abstractmethod
     def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], step: int) -> None:
@@ -168,9 +189,13 @@ class TensorBoard(Tracker):
     def open(self, run: str, config: dict[str, Any], step: int) -> None:
         """`purge_step` hides what a killed try had told beyond the checkpoint."""
         purge = step + 1 if step else 0
-        self._writer = self.module.SummaryWriter(str(self.folder / run), purge_step=purge, flush_secs=FLUSH_SECONDS)
+        self._writer = self.module.SummaryWriter(
+            str(self.folder / run), purge_step=purge, flush_secs=FLUSH_SECONDS
+        )
         text = json.dumps(config, indent=2, ensure_ascii=False, default=str)
-        self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), step)
+        self._writer.add_text(
+            "configuration", "".join(f"    {line}\n" for line in text.splitlines()), step
+        )
 
     def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], step: int) -> None:
         """One scalar or text a value."""
@@ -186,7 +211,8 @@ class TensorBoard(Tracker):
 
 
 class Trackio(Tracker):
-    """A local trackio project in OUT/track/trackio: `TRACKIO_DIR=OUT/track/trackio trackio show`."""
+    """A local trackio project in OUT/track/trackio:
+    `TRACKIO_DIR=OUT/track/trackio trackio show`."""
 
     name, package = "trackio", "trackio"
 
@@ -194,15 +220,21 @@ class Trackio(Tracker):
         """trackio reads where it writes from the environment, once, when it is imported."""
         self._run: Any = None
         if self.package in sys.modules and os.environ.get("TRACKIO_DIR") != str(self.folder):
-            raise InputError(f"tracker 'trackio': this program uses it for another folder already, so not for {self.folder}")
+            raise InputError(
+                "tracker 'trackio': this program uses it for another folder already, so not for"
+                f" {self.folder}"
+            )
         os.environ["TRACKIO_DIR"] = str(self.folder)
 
     def open(self, run: str, config: dict[str, Any], step: int) -> None:
         """A run of this name goes on if it is known."""
         self._told = Told(self.folder / f"{run}.json", step)
         resume = "allow" if self._told.resumed else "never"
-        project = f"tokencodes-{self.project}".replace("_", "-")  # names such as NAME_system are trackio's own
-        self._run = self.module.init(project=project, name=run, config=config, resume=resume, embed=False)
+        # names such as NAME_system are trackio's own
+        project = f"tokencodes-{self.project}".replace("_", "-")
+        self._run = self.module.init(
+            project=project, name=run, config=config, resume=resume, embed=False
+        )
 
     def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], step: int) -> None:
         """Numbers alone; a configuration cannot be added to."""
@@ -217,7 +249,9 @@ class Trackio(Tracker):
 
 
 class Wandb(Tracker):
-    """Weights & Biases, with a copy in OUT/track/wandb. WANDB_MODE=offline: only that; `wandb sync` uploads it later."""
+    """Weights & Biases, with a copy in OUT/track/wandb. WANDB_MODE=offline: only that; `wandb sync`
+    uploads it later.
+    """
 
     name, package = "wandb", "wandb"
 
@@ -228,7 +262,9 @@ class Wandb(Tracker):
     def open(self, run: str, config: dict[str, Any], step: int) -> None:
         """A run goes on by its id."""
         self._told = Told(self.folder / f"{run}.json", step)
-        settings = self.module.Settings(console="off", silent=True, disable_git=True, save_code=False)
+        settings = self.module.Settings(
+            console="off", silent=True, disable_git=True, save_code=False
+        )
         self._run = self.module.init(
             project=f"tokencodes-{self.project}",
             name=run,
@@ -257,7 +293,9 @@ TRACKERS: dict[str, type[Tracker]] = {one.name: one for one in (TensorBoard, Tra
 
 
 def trackers(names: list[str], out: Path) -> list[Observer]:
-    """The trackers of these names for a run's or a study's folder. InputError: no such tracker, or not installed."""
+    """The trackers of these names for a run's or a study's folder. InputError: no such tracker, or
+    not installed.
+    """
     for name in names:
         if name not in TRACKERS:
             raise InputError(f"tracker {name!r}: no such tracker; {nearest(name, TRACKERS)}")
@@ -265,7 +303,9 @@ def trackers(names: list[str], out: Path) -> list[Observer]:
 
 
 class Several:
-    """Tells all observers. A tracker that fails is dropped, with one line to the others; training goes on."""
+    """Tells all observers. A tracker that fails is dropped, with one line to the others; training
+    goes on.
+    """
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self.observers = list(observers)
@@ -301,4 +341,7 @@ class Several:
         with suppress(Exception):
             tracker.end()
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        self.say(f"tracker {tracker.name!r} failed and is dropped ({why}); training goes on, metrics.jsonl has everything")
+        self.say(
+            f"tracker {tracker.name!r} failed and is dropped ({why}); training goes on,"
+            " metrics.jsonl has everything"
+        )

@@ -1,4 +1,6 @@
-"""The certificate of one checkpoint: every check by level, and what was not shown; as JSON and as a page."""
+"""The certificate of one checkpoint: every check by level, and what was not shown; as JSON and as a
+page.
+"""
 
 import html
 from dataclasses import asdict, dataclass
@@ -20,10 +22,22 @@ LEVELS = {
     "L5": "replay of training",
 }
 NOT_SHOWN = (
-    not_shown("L2", "other inputs", "equality with the reference is measured on the ids tried, not proven for all"),
+    not_shown(
+        "L2",
+        "other inputs",
+        "equality with the reference is measured on the ids tried, not proven for all",
+    ),
     not_shown("L3", "other devices", "everything here ran on this machine's processor"),
-    not_shown("L1", "trained weights", "in an exported folder alone, a changed weight shows only where L5 replays it"),
-    not_shown("L5", "training as a whole", "one step's loss is replayed; that all earlier ones were right is not"),
+    not_shown(
+        "L1",
+        "trained weights",
+        "in an exported folder alone, a changed weight shows only where L5 replays it",
+    ),
+    not_shown(
+        "L5",
+        "training as a whole",
+        "one step's loss is replayed; that all earlier ones were right is not",
+    ),
 )
 
 
@@ -53,24 +67,39 @@ class Certificate:
 
 
 def certify(path: Path) -> Certificate:
-    """Runs every check on a run, a checkpoint or an exported folder; InputError if it cannot be read at all."""
+    """Runs every check on a run, a checkpoint or an exported folder; InputError if it cannot be
+    read at all.
+    """
     place = find(path)
     try:
         model = load_model(place)
     except CodeMismatch as error:
         told = read_json(place / "config.json")
         failed = check("L0", "codebook regenerated", PROVEN, False, str(error))
-        rest = not_shown("L1", "everything else", "the model is not loaded with a code that is not its own")
-        return Certificate(str(place), told["interface"], told["vocab_size"], told["hidden_size"], (failed, rest))
+        rest = not_shown(
+            "L1", "everything else", "the model is not loaded with a code that is not its own"
+        )
+        return Certificate(
+            str(place), told["interface"], told["vocab_size"], told["hidden_size"], (failed, rest)
+        )
     config = model.config
     return Certificate(
-        str(place), config.interface, config.vocab_size, config.hidden_size, tuple(run_checks(Subject(model, place)))
+        str(place),
+        config.interface,
+        config.vocab_size,
+        config.hidden_size,
+        tuple(run_checks(Subject(model, place))),
     )
 
 
 def run_checks(subject: Subject) -> list[Check]:
     """Every check of every level, in order, then what is not shown."""
-    groups = {"L0": identity.CHECKS, "L1": structure.CHECKS, "L2": (*forward.CHECKS, forward.modules), **runtime.CHECKS}
+    groups = {
+        "L0": identity.CHECKS,
+        "L1": structure.CHECKS,
+        "L2": (*forward.CHECKS, forward.modules),
+        **runtime.CHECKS,
+    }
     made: list[Check] = []
     for level, checks in groups.items():
         for run in checks:
@@ -79,7 +108,13 @@ def run_checks(subject: Subject) -> list[Check]:
             except Exception as error:  # a model that breaks a check has not passed it
                 pass_on_interruption(error)
                 first = (str(error).splitlines() or [""])[0]
-                found = check(level, run.__name__.replace("_", " "), MEASURED, False, f"{type(error).__name__}: {first}")
+                found = check(
+                    level,
+                    run.__name__.replace("_", " "),
+                    MEASURED,
+                    False,
+                    f"{type(error).__name__}: {first}",
+                )
             made += found if isinstance(found, list) else [found]
     return sorted([*made, *NOT_SHOWN], key=lambda one: one.level)
 
@@ -89,12 +124,24 @@ def page(certificate: Certificate) -> str:
     rows, last = [], ""
     for one in certificate.checks:
         if one.level != last:
-            rows.append(f'<tr><th colspan="4">{one.level}: {html.escape(LEVELS[one.level])}</th></tr>')
+            rows.append(
+                f'<tr><th colspan="4">{one.level}: {html.escape(LEVELS[one.level])}</th></tr>'
+            )
             last = one.level
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in (one.name, one.status, one.scope, one.detail))
+        cells = "".join(
+            f"<td>{html.escape(cell)}</td>"
+            for cell in (one.name, one.status, one.scope, one.detail)
+        )
         rows.append(f'<tr class="{one.status.replace(" ", "-")}">{cells}</tr>')
-    verdict = "Every check that was made holds." if certificate.holds else f"{len(certificate.failed)} checks do not hold."
-    facts = f"{certificate.interface}, {certificate.vocab_size:,} tokens, width {certificate.hidden_size:,}"
+    verdict = (
+        "Every check that was made holds."
+        if certificate.holds
+        else f"{len(certificate.failed)} checks do not hold."
+    )
+    facts = (
+        f"{certificate.interface}, {certificate.vocab_size:,} tokens, width"
+        f" {certificate.hidden_size:,}"
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Certificate: {html.escape(certificate.interface)}</title>
@@ -110,4 +157,4 @@ td {{ padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #ddd; vertical-alig
 <div class="scroll"><table>
 {chr(10).join(rows)}
 </table></div></body></html>
-"""
+"""  # noqa: E501

@@ -41,7 +41,9 @@ class Subject:
 
 
 def row_not_finite(tensor: torch.Tensor) -> int | None:
-    """The first row of a tensor with NaN or infinity in it; None: every entry is finite. A block of entries at a time."""
+    """The first row of a tensor with NaN or infinity in it; None: every entry is finite. A block of
+    entries at a time.
+    """
     if not tensor.numel():
         return None
     table = tensor.reshape(len(tensor), -1)
@@ -74,8 +76,14 @@ def drawn_ids(model: TokenCodeForCausalLM) -> torch.Tensor:
 
 
 def ids_drawn(size: int, context: int) -> torch.Tensor:
-    """Token ids int64[N, T], uniform over the vocabulary by a fixed seed; the first row begins with ids 0 and V-1."""
+    """Token ids int64[N, T], uniform over the vocabulary by a fixed seed; the first row begins with
+    ids 0 and V-1.
+    """
     length = min(LONGEST, context)
-    ids = multiply_high(stream(0, "verify", SEQUENCES * length), size).astype(np.int64).reshape(SEQUENCES, length)
+    ids = (
+        multiply_high(stream(0, "verify", SEQUENCES * length), size)
+        .astype(np.int64)
+        .reshape(SEQUENCES, length)
+    )
     ids[0, :2] = (0, size - 1)[: len(ids[0, :2])]
     return torch.from_numpy(ids)

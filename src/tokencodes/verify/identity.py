@@ -13,7 +13,9 @@ MOVES = "the vectors of a trained input may move"
 
 
 def codebook_regenerated(subject: Subject) -> Check:
-    """Every stored entry equals, bit by bit, what the spec gives (float tables: their hash is the configuration's)."""
+    """Every stored entry equals, bit by bit, what the spec gives (float tables: their hash is the
+    configuration's).
+    """
     name, interface = "codebook regenerated", subject.model.input_interface
     if interface.sha256 is None:
         return not_applicable("L0", name, MOVES)
@@ -23,16 +25,25 @@ def codebook_regenerated(subject: Subject) -> Check:
         return check("L0", name, PROVEN, False, str(error))
     entries = sum(buffer.numel() for buffer in interface.buffers())
     return check(
-        "L0", name, PROVEN, True, f"{entries:,} stored entries are those of {str(interface.spec)!r} ({interface.sha256[:12]})"
+        "L0",
+        name,
+        PROVEN,
+        True,
+        f"{entries:,} stored entries are those of {str(interface.spec)!r}"
+        f" ({interface.sha256[:12]})",
     )
 
 
 def injective(subject: Subject) -> Check:
-    """No two tokens share a vector, in float32. The whole table is looked at, a block of rows at a time."""
+    """No two tokens share a vector, in float32. The whole table is looked at, a block of rows at a
+    time.
+    """
     interface = subject.model.input_interface
     if not isinstance(interface, FixedCode):
         return not_applicable("L0", "injective", MOVES)
-    digests = np.concatenate([row_digests(rows.float().cpu().numpy()) for _, rows in interface.blocks()])
+    digests = np.concatenate(
+        [row_digests(rows.float().cpu().numpy()) for _, rows in interface.blocks()]
+    )
     size, same = len(digests), equal_rows(digests)
     detail = f"{size - len(same):,} distinct vectors of {size:,} tokens"
     if same:
@@ -41,7 +52,9 @@ def injective(subject: Subject) -> Check:
 
 
 def gf2_inverse(subject: Subject) -> Check:
-    """The stored matrix times its inverse is 1 over GF(2); other codes of bits have the rank that identity needs."""
+    """The stored matrix times its inverse is 1 over GF(2); other codes of bits have the rank that
+    identity needs.
+    """
     name, interface = "GF(2) inverse", subject.model.input_interface
     if not isinstance(interface, FixedCode) or not interface.spec.binary_valued:
         return not_applicable("L0", name, "no words of bits in this interface")
@@ -49,11 +62,19 @@ def gf2_inverse(subject: Subject) -> Check:
     if "matrix" in buffers:
         matrix = buffers["matrix"].cpu().numpy()
         found = gf2.rank(matrix)
-        holds = found == len(matrix) and np.array_equal(gf2.multiply(matrix, gf2.inverse(matrix)), np.eye(len(matrix)))
+        holds = found == len(matrix) and np.array_equal(
+            gf2.multiply(matrix, gf2.inverse(matrix)), np.eye(len(matrix))
+        )
         detail = f"rank {found} of {len(matrix)}, offset of weight {int(buffers['offset'].sum())}"
         return check("L0", name, PROVEN, holds, detail)
     found, least = gf2.rank(stored_book(interface).words_VK), minimal_width(interface.vocab_size)
-    return check("L0", name, PROVEN, found >= least, f"no matrix; words of rank {found}, and {least} tell the tokens apart")
+    return check(
+        "L0",
+        name,
+        PROVEN,
+        found >= least,
+        f"no matrix; words of rank {found}, and {least} tell the tokens apart",
+    )
 
 
 def lift_rank(subject: Subject) -> Check:
@@ -62,7 +83,9 @@ def lift_rank(subject: Subject) -> Check:
     if not isinstance(interface, FixedCode):
         return not_applicable("L0", "lift rank", "no lift of a fixed code in this interface")
     spec, width = interface.spec, interface.code_width
-    found = int(np.linalg.matrix_rank(lift.matrix(spec.lift, width, interface.hidden_size, spec.lift_seed)))
+    found = int(
+        np.linalg.matrix_rank(lift.matrix(spec.lift, width, interface.hidden_size, spec.lift_seed))
+    )
     detail = f"rank {found} of {width} ({spec.lift} to {interface.hidden_size} channels)"
     return check("L0", "lift rank", PROVEN, found == width, detail)
 

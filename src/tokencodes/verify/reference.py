@@ -1,8 +1,10 @@
-"""An independent forward pass in float64 on numpy: the paper's decoder, written from its description.
+"""An independent forward pass in float64 on numpy: the paper's decoder, written from its
+description.
 
-It shares no code with the model: no torch, no transformers, no interface class. It reads weights by state-dict names, and a
-codebook as the table that the checkpoint holds. Paper: section "Body and recipe"; the rotary layout, left open there, is
-transformers' rotate-half: channel i turns with channel i + H/2 by the angle p · base^(-2i/H), H the head's width.
+It shares no code with the model: no torch, no transformers, no interface class. It reads weights by
+state-dict names, and a codebook as the table that the checkpoint holds. Paper: section "Body and
+recipe"; the rotary layout, left open there, is transformers' rotate-half: channel i turns with
+channel i + H/2 by the angle p · base^(-2i/H), H the head's width.
 """
 
 from dataclasses import dataclass
@@ -29,7 +31,9 @@ class Shape:
 
 
 def input_vectors(weights: Weights, shape: Shape, ids_T: NDArray[np.int64]) -> Floats:
-    """x[t] = E[id] for a table; else the lifted coordinates: trained, float words, or bits as they are shown."""
+    """x[t] = E[id] for a table; else the lifted coordinates: trained, float words, or bits as they
+    are shown.
+    """
     if INPUT + "weight" in weights:
         return weights[INPUT + "weight"][ids_T].astype(np.float64)
     channels = weights["model.norm.weight"].shape[0]
@@ -86,17 +90,27 @@ def attention(x_TD: Floats, weights: Weights, prefix: str, shape: Shape) -> Floa
         projected = x_TD @ weights[f"{prefix}.{name}.weight"].astype(np.float64).T
         return projected.reshape(length, shape.heads, channels).swapaxes(0, 1)
 
-    query, key, value = rotate(heads("q_proj"), shape.rope_theta), rotate(heads("k_proj"), shape.rope_theta), heads("v_proj")
+    query, key, value = (
+        rotate(heads("q_proj"), shape.rope_theta),
+        rotate(heads("k_proj"), shape.rope_theta),
+        heads("v_proj"),
+    )
     scores_HTT = query @ key.swapaxes(1, 2) / np.sqrt(channels)
     scores_HTT[:, ~np.tri(length, dtype=bool)] = -np.inf
     scores_HTT = np.exp(scores_HTT - scores_HTT.max(-1, keepdims=True))
     mixed_HTC = scores_HTT / scores_HTT.sum(-1, keepdims=True) @ value
-    return mixed_HTC.swapaxes(0, 1).reshape(length, width) @ weights[f"{prefix}.o_proj.weight"].astype(np.float64).T
+    return (
+        mixed_HTC.swapaxes(0, 1).reshape(length, width)
+        @ weights[f"{prefix}.o_proj.weight"].astype(np.float64).T
+    )
 
 
 def swiglu(x_TD: Floats, weights: Weights, prefix: str) -> Floats:
     """down(silu(gate(x)) · up(x))."""
-    gate, up, down = (weights[f"{prefix}.{name}_proj.weight"].astype(np.float64) for name in ("gate", "up", "down"))
+    gate, up, down = (
+        weights[f"{prefix}.{name}_proj.weight"].astype(np.float64)
+        for name in ("gate", "up", "down")
+    )
     gated = x_TD @ gate.T
     return (gated / (1.0 + np.exp(-gated)) * (x_TD @ up.T)) @ down.T
 
@@ -116,7 +130,9 @@ def forward(weights: Weights, shape: Shape, ids_T: NDArray[np.int64]) -> Floats:
         block = f"model.layers.{layer}"
         normed = rms_norm(x_TD, weights[f"{block}.input_layernorm.weight"], shape.rms_norm_eps)
         x_TD = x_TD + attention(normed, weights, f"{block}.self_attn", shape)
-        normed = rms_norm(x_TD, weights[f"{block}.post_attention_layernorm.weight"], shape.rms_norm_eps)
+        normed = rms_norm(
+            x_TD, weights[f"{block}.post_attention_layernorm.weight"], shape.rms_norm_eps
+        )
         x_TD = x_TD + swiglu(normed, weights, f"{block}.mlp")
     hidden = rms_norm(x_TD, weights["model.norm.weight"], shape.rms_norm_eps)
     return hidden @ weights["lm_head.weight"].astype(np.float64).T

@@ -25,15 +25,22 @@ def divergence(p_logits: Tensor, q_logits: Tensor) -> float:
 
 @torch.no_grad()
 def bfloat16(subject: Subject) -> Check:
-    """The model in bfloat16 against itself in float32, beside what a mere change of batch shape does in bfloat16."""
+    """The model in bfloat16 against itself in float32, beside what a mere change of batch shape
+    does in bfloat16.
+    """
     ids, model = drawn_ids(subject.model), subject.model
     low = copy.deepcopy(model).to(torch.bfloat16)
     exact, rounded = model(ids).logits, low(ids).logits.float()
     alone = torch.cat([low(row[None]).logits for row in ids]).float()
     kl, floor = divergence(exact, rounded), divergence(rounded, alone)
     flips = float((exact.argmax(-1) != rounded.argmax(-1)).float().mean())
-    detail = f"KL {kl:.1e} nats (floor {floor:.1e}, bound {LARGEST_KL:g}), another best token in {significant(100 * flips)} %"
-    return check("L3", "bfloat16", MEASURED, bool(torch.isfinite(rounded).all()) and kl <= LARGEST_KL, detail)
+    detail = (
+        f"KL {kl:.1e} nats (floor {floor:.1e}, bound {LARGEST_KL:g}), another best token in"
+        f" {significant(100 * flips)} %"
+    )
+    return check(
+        "L3", "bfloat16", MEASURED, bool(torch.isfinite(rounded).all()) and kl <= LARGEST_KL, detail
+    )
 
 
 @torch.no_grad()
@@ -53,39 +60,57 @@ def cached_decoding(subject: Subject) -> Check:
 
 @torch.no_grad()
 def greedy_generation(subject: Subject) -> Check:
-    """`generate` runs, and each of its tokens is the best of a full forward, or within rounding of it."""
+    """`generate` runs, and each of its tokens is the best of a full forward, or within rounding of
+    it.
+    """
     model = subject.model
     room = model.config.max_position_embeddings
     prompt = drawn_ids(model)[:1, : max(1, min(4, room // 2))]
-    told = {"do_sample": False, "pad_token_id": 0, "eos_token_id": model.config.vocab_size}  # no end token: always all tokens
+    # no end token: always all tokens
+    told = {"do_sample": False, "pad_token_id": 0, "eos_token_id": model.config.vocab_size}
     out = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=min(GENERATED, room - prompt.shape[1]), **told
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=min(GENERATED, room - prompt.shape[1]),
+        **told,
     )
     new = out[0, prompt.shape[1] :]
     logits = model(out[:, :-1]).logits[0, prompt.shape[1] - 1 :]
     short = float((logits.max(-1).values - logits.gather(1, new[:, None])[:, 0]).max())
     holds = short <= 2 * logit_bound(model, float(logits.abs().max())) and len(new) > 0
     return check(
-        "L4", "greedy generation", MEASURED, holds, f"{len(new)} tokens, each within {short:.1e} of the full forward's best"
+        "L4",
+        "greedy generation",
+        MEASURED,
+        holds,
+        f"{len(new)} tokens, each within {short:.1e} of the full forward's best",
     )
 
 
 @torch.no_grad()
 def replay(subject: Subject) -> Check:
-    """The losses of the last step's windows, recomputed from the ids that were kept, are the losses that were kept."""
+    """The losses of the last step's windows, recomputed from the ids that were kept, are the losses
+    that were kept.
+    """
     name, model, kept = "replay of the last step", subject.model, read_replay(subject.place)
     if kept is None:
         return not_applicable("L5", name, "the folder keeps no last step")
     ids = torch.from_numpy(kept.ids)
-    total = sum(float(model.loss(*inputs_and_targets(part), num_targets=1)) for part in ids.split(4))
+    total = sum(
+        float(model.loss(*inputs_and_targets(part), num_targets=1)) for part in ids.split(4)
+    )
     found = total / int((ids[:, 1:] != IGNORE).sum())
     first = ids[:1, : len(kept.token_losses) + 1]
     inputs, targets = inputs_and_targets(first)
     losses = model.token_losses(inputs, targets)[0]
     apart = float((losses - torch.tensor(kept.token_losses)).abs().max())
     bound = 2 * logit_bound(model, float(model(inputs).logits.abs().max()))
-    detail = f"{found:.6f} nats per token, kept {kept.loss:.6f}; {len(losses)} one by one within {apart:.1e}, bound {bound:.1e}"
-    close = math.isfinite(kept.loss) and abs(found - kept.loss) <= REPLAY_RELATIVE * abs(kept.loss)  # NaN is close to nothing
+    detail = (
+        f"{found:.6f} nats per token, kept {kept.loss:.6f}; {len(losses)} one by one within"
+        f" {apart:.1e}, bound {bound:.1e}"
+    )
+    # NaN is close to nothing
+    close = math.isfinite(kept.loss) and abs(found - kept.loss) <= REPLAY_RELATIVE * abs(kept.loss)
     holds = close and apart <= bound
     return check("L5", name, MEASURED, holds, detail)
 
