@@ -1,12 +1,12 @@
 """Head and cross entropy, fused so that the logits (targets × V) never exist whole: one interface,
 several kernels.
 
-| kernel    | what it is                                        | runs on | matmul dtypes              |
-|-----------|---------------------------------------------------|---------|----------------------------|
-| `chunked` | ours, below                                       | any     | any                        |
-| `torch`   | `torch.nn.functional`'s, in chunks (see `_torch`) | any     | float32, float64           |
-| `liger`   | liger-kernel                                      | CUDA    | float32, bfloat16, float16 |
-| `cce`     | Apple's cut-cross-entropy                         | CUDA    | bfloat16, float16          |
+| kernel    | what it is                                    | runs on | matmul dtypes              |
+|-----------|-----------------------------------------------|---------|----------------------------|
+| `chunked` | ours, below                                   | any     | any                        |
+| `torch`   | `torch.nn.functional`'s, in chunks (`_torch`) | any     | float32, float64           |
+| `liger`   | liger-kernel                                  | CUDA    | float32, bfloat16, float16 |
+| `cce`     | Apple's cut-cross-entropy                     | CUDA    | bfloat16, float16          |
 
 Whatever the kernel: the matmul runs in the dtype of autocast (else of the hidden states); softmax,
 logsumexp and the sum over targets in float32 or wider; the head's gradient is added up over targets
