@@ -50,8 +50,8 @@ from timing import (
 
 from tokencodes import checkpoint
 from tokencodes.report.figures import COLOURS, MARKERS, STYLE
-from tokencodes.train.account import Account, account_run
 from tokencodes.train.config import RunConfig
+from tokencodes.train.cost import Cost, cost_of_run
 from tokencodes.train.settings import read_study
 
 ARMS = {"learned": "learned", "binary": "binary", "computed": "gf2:seed=12345,storage=computed"}
@@ -86,7 +86,7 @@ def table_seconds(rates: Rates, entries: int) -> float:
     )
 
 
-def line(rates: Rates, fixed: Account) -> tuple[float, float]:
+def line(rates: Rates, fixed: Cost) -> tuple[float, float]:
     """By the model: seconds of a step without a table, a, and for each token, b."""
     return STEADY * fixed.total_parameters / rates.stream, fixed.flops_per_token / rates.matmul
 
@@ -102,7 +102,7 @@ class Shape:
 
     vocab: int
     width: int
-    accounts: dict[str, Account]
+    accounts: dict[str, Cost]
     times: dict[int, dict[str, list[float]]]
 
     def ratios(self, batch: int, arm: str) -> tuple[float, float, float]:
@@ -136,7 +136,7 @@ class Shape:
 
 def measure_shape(vocab: int, width: int, ids: RealIds, asked: argparse.Namespace) -> Shape:
     """All arms in turn, for every batch that is not too much work."""
-    accounts = {arm: account_run(run_of(vocab, width, arm)) for arm in ARMS}
+    accounts = {arm: cost_of_run(run_of(vocab, width, arm)) for arm in ARMS}
     shape = Shape(vocab, width, accounts, {})
     steps = {arm: Step(run_of(vocab, width, arm)) for arm in ARMS}
     for batch in asked.batches:
@@ -186,7 +186,7 @@ def child(vocab: int, width: int, arm: str, ids_file: Path) -> None:
         )
         tensors = checkpoint.tensors_of(step.model, step.optimizer)
         content = checkpoint.Content(tensors, step.model.config, told, windows.numpy())
-        saved = checkpoint.write(checkpoint.Place(Path(folder)), content)
+        saved = checkpoint.write(checkpoint.CheckpointPolicy(Path(folder)), content)
         written = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
     optimizer = sum(tensor.numel() * tensor.element_size() for tensor in state)
     print(
@@ -314,7 +314,7 @@ def paper_text(rates: Rates) -> str:
     table whole on both.
     """
     study = read_study("paper", [])[0]
-    table, fixed = (account_run(study.run(arm, 1)) for arm in ("learned", "binary"))
+    table, fixed = (cost_of_run(study.run(arm, 1)) for arm in ("learned", "binary"))
     parts, tokens = 8, study.batch.global_batch_size * study.model.context_length // 2
     moved = (
         (STEADY + CLEARED * parts + 12 * (parts - 1)) * table.input_parameters,

@@ -49,12 +49,12 @@ from tokencodes.init import generator, standard_deviation
 from tokencodes.loss import KERNELS, head_cross_entropy, inputs_and_targets
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World
-from tokencodes.train.account import flops_per_token
-from tokencodes.train.build import autocast, build_model, place, sampler_of
+from tokencodes.train.build import autocast, build_model, sampler_of, shard_and_move
 from tokencodes.train.config import EngineConfig, RunConfig
 from tokencodes.train.corpus import open_dataset
-from tokencodes.train.interface import settle
-from tokencodes.train.observe import clip, norms, total_norm
+from tokencodes.train.cost import flops_per_token
+from tokencodes.train.diagnostics import clip, norms, total_norm
+from tokencodes.train.interface import resolve
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.peak import synchronize
 from tokencodes.train.settings import read_study
@@ -129,7 +129,7 @@ def draw(model: nn.Module) -> None:
 def build(run: RunConfig, arm: str, device: torch.device) -> nn.Module:
     """The arm's model, drawn, on its device."""
     with device:
-        model = build_model(run, *settle(run.interface, None))
+        model = build_model(run, *resolve(run.interface, None))
         if arm == "llama":
             shape = {name: getattr(model.config, name) for name in SHAPE}
             model = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False))
@@ -161,7 +161,7 @@ class Arm:
         }
         self.engine = EngineConfig(device=device.type, loss_kernel=plan["head"], **precision)
         self.model = build(self.run, name, device)
-        place(self.model, self.engine, self.world)
+        shard_and_move(self.model, self.engine, self.world)
         self.optimizer = build_optimizer(self.model, self.run.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(0, self.run.optimizer)

@@ -16,7 +16,7 @@ from timing import seconds
 
 from tokencodes.init import initialise
 from tokencodes.train.build import build_model
-from tokencodes.train.interface import settle
+from tokencodes.train.interface import resolve
 from tokencodes.train.optimizer import build_optimizer
 from tokencodes.train.settings import read_study
 
@@ -80,7 +80,7 @@ def main() -> None:
     print("arm          step ms   forward  backward  clipping  optimizer  input share")
     for arm in study.arms:
         run = study.run(arm, 1)
-        spec, given = settle(run.interface, None)
+        spec, given = resolve(run.interface, None)
         model = build_model(run, spec, given)
         initialise(model, 1)
         found = parts(model, run.optimizer, ids[:, :-1], told.runs)

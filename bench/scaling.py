@@ -1,4 +1,4 @@
-"""How the cost of a token grows with V, T and d, one at a time, against the FLOPs that `account`
+"""How the cost of a token grows with V, T and d, one at a time, against the FLOPs that `cost`
 counts.
 
     OMP_WAIT_POLICY=PASSIVE python bench/scaling.py --out docs/scaling [--dataset FOLDER ...]
@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 from timing import Rates, RealIds, Step, in_turn, machine, markdown, measure_rates, spread
 
 from tokencodes.report.figures import COLOURS, MARKERS, STYLE
-from tokencodes.train.account import account_run
 from tokencodes.train.config import RunConfig
+from tokencodes.train.cost import cost_of_run
 from tokencodes.train.settings import read_study
 
 TOKENS, HEAD = 2048, 64
@@ -44,7 +44,7 @@ NAMES = {"V": "vocabulary V", "T": "context T", "d": "width d"}
 @dataclass(frozen=True)
 class Point:
     """One size of one axis. Seconds a token: median, least, largest;
-    FLOPs per token by `account`."""
+    FLOPs per token by `cost`."""
 
     axis: str
     size: int
@@ -88,7 +88,7 @@ def measure(axis: str, sizes: tuple[int, ...], ids: RealIds, rounds: int) -> lis
                 median,
                 low,
                 high,
-                account_run(run_of(axis, int(size))).flops_per_token,
+                cost_of_run(run_of(axis, int(size))).flops_per_token,
             )
         )
         print(

@@ -5,7 +5,7 @@ float32 matmul, in turn.
     [--rounds 21] [--quick]
 
 Steps are `Trainer.train_step` on prepared text: the embedded text for nano; small needs a --dataset
-of its vocabulary. FLOPs are those of `account`, recomputation and everything that is no matmul left
+of its vocabulary. FLOPs are those of `cost`, recomputation and everything that is no matmul left
 out. Each round is: matmuls, some steps, matmuls; the round's share is against the mean rate of the
 matmuls around it. Beside it stands the share that the products of a step reach when nothing else is
 done. OMP_WAIT_POLICY=PASSIVE is what the installed command sets.
@@ -24,9 +24,9 @@ from timing import MATMUL_FLOPS, matmul, seconds, spread
 
 from tokencodes.data.dataset import Dataset
 from tokencodes.loss import chunk_rows
-from tokencodes.train.account import account_run
 from tokencodes.train.config import RunConfig
 from tokencodes.train.corpus import open_dataset
+from tokencodes.train.cost import cost_of_run
 from tokencodes.train.environment import keep_freed_memory
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
@@ -71,7 +71,7 @@ def products(run: RunConfig) -> tuple[Callable[[], None], int]:
 
 def share_of(run: RunConfig, arm: str, rounds: int, folder: Path) -> None:
     """Prints one line."""
-    facts, work, (alone, alone_flops) = account_run(run), matmul(), products(run)
+    facts, work, (alone, alone_flops) = cost_of_run(run), matmul(), products(run)
     keep_freed_memory()  # as `train` does
     trainer = Trainer(run, open_dataset(run.data, folder, print), folder / f"run-{arm}", Silent())
     loader = trainer.loader()

@@ -31,7 +31,7 @@ from tokencodes import checkpoint
 from tokencodes.init import initialise
 from tokencodes.train.build import build_model
 from tokencodes.train.corpus import open_dataset
-from tokencodes.train.interface import settle
+from tokencodes.train.interface import resolve
 from tokencodes.train.optimizer import build_optimizer
 from tokencodes.train.settings import read_run, read_study
 
@@ -132,7 +132,7 @@ def resumed(out: Path, arm: str, dataset: Path) -> dict[str, float]:
 def reading(out: Path) -> float:
     """Seconds to check the newest checkpoint's hashes and to load it, as a resume does."""
     run = read_run(out / "config.toml")
-    model = build_model(run, *settle(run.interface, None))
+    model = build_model(run, *resolve(run.interface, None))
     initialise(model, run.seed)
     optimizer = build_optimizer(model, run.optimizer)
     began = time.perf_counter()

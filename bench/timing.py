@@ -20,12 +20,12 @@ from tokencodes.data.windows import read_windows
 from tokencodes.init import initialise
 from tokencodes.loss import inputs_and_targets
 from tokencodes.parallel import ALONE
-from tokencodes.train.build import build_model, place
+from tokencodes.train.build import build_model, shard_and_move
 from tokencodes.train.config import EngineConfig, RunConfig
 from tokencodes.train.corpus import open_dataset
-from tokencodes.train.environment import surroundings
-from tokencodes.train.interface import settle
-from tokencodes.train.observe import clip, norms, total_norm
+from tokencodes.train.diagnostics import clip, norms, total_norm
+from tokencodes.train.environment import environment
+from tokencodes.train.interface import resolve
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.settings import read_study
 
@@ -122,9 +122,9 @@ class Step:
 
     def __init__(self, run: RunConfig) -> None:
         self.config = run.optimizer
-        self.model = build_model(run, *settle(run.interface, None)).train()
+        self.model = build_model(run, *resolve(run.interface, None)).train()
         initialise(self.model, run.seed)
-        place(self.model, run.engine, ALONE)
+        shard_and_move(self.model, run.engine, ALONE)
         self.optimizer = build_optimizer(self.model, run.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(0, run.optimizer)
@@ -179,7 +179,7 @@ def measure_rates(rounds: int) -> Rates:
 
 def machine(rates: Rates) -> str:
     """A line for the head of a table."""
-    told = surroundings(ALONE, EngineConfig())
+    told = environment(ALONE, EngineConfig())
     return (
         f"{told['processor']}, {told['threads']} threads, torch {told['torch']}, float32. Rates in"
         f" the same run: matmul {rates.matmul / 1e9:,.0f} GFLOP/s, stream {rates.stream / 1e9:.1f}"

@@ -40,8 +40,8 @@ from timing import MATMUL_FLOPS, matmul, seconds
 from trainer_peers import Watch
 
 from tokencodes.data.dataset import Dataset
-from tokencodes.train.account import account_run
 from tokencodes.train.config import RunConfig
+from tokencodes.train.cost import cost_of_run
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
 from tokencodes.train.optimizer import learning_rate
@@ -287,7 +287,7 @@ def main() -> None:
             f"{name}:"
             f" {', '.join(f'{k} {v}' for k, v in {**runs[0].versions, **settings[name]}.items())}"
         )
-    if not compared(found, account_run(run).flops_per_token):
+    if not compared(found, cost_of_run(run).flops_per_token):
         sys.exit(1)
 
 

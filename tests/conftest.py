@@ -20,7 +20,7 @@ from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.train.build import build_model
 from tokencodes.train.config import RunConfig, StudyConfig
 from tokencodes.train.corpus import resolve_inputs
-from tokencodes.train.interface import settle
+from tokencodes.train.interface import resolve
 from tokencodes.train.metrics import Silent
 from tokencodes.train.run import train
 
@@ -103,7 +103,7 @@ def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
 
 def fresh_model(run: RunConfig) -> TokenCodeForCausalLM:
     """The model of a run whose interface needs no dataset."""
-    return build_model(run, *settle(run.interface, None))
+    return build_model(run, *resolve(run.interface, None))
 
 
 @pytest.fixture(scope="session")

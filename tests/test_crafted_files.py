@@ -22,7 +22,7 @@ from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.evaluate import suites, tasks
 from tokencodes.evaluate.texts import open_texts
 from tokencodes.files import file_sha256, read_json, write_json
-from tokencodes.importing.bringing import bring
+from tokencodes.importing.import_model import import_model
 from tokencodes.swap import Boundary
 
 
@@ -114,7 +114,9 @@ def test_a_pickle_among_the_weights_to_import_ends_in_one_line(name, trap, tmp_p
         torch.save({"model": trap.payload}, tmp_path / "theirs" / name)
     np.savez(tmp_path / "logits.npz", input_ids=np.arange(4)[None], logits=np.ones((1, 4, 8)))
     place, out = tmp_path / "theirs", tmp_path / "out"
-    assert name in trap.ends(lambda: bring(place, out, None, None, tmp_path / "logits.npz", False))
+    assert name in trap.ends(
+        lambda: import_model(place, out, None, None, tmp_path / "logits.npz", False)
+    )
     assert not out.exists()
 
 
@@ -127,7 +129,7 @@ def test_objects_among_the_logits_to_import_by_end_in_one_line(name, trap, tmp_p
         file.write_bytes(trap.pickled)
     (tmp_path / "theirs.pt").write_bytes(b"")
     assert name in trap.ends(
-        lambda: bring(tmp_path / "theirs.pt", tmp_path / "out", None, None, file, False)
+        lambda: import_model(tmp_path / "theirs.pt", tmp_path / "out", None, None, file, False)
     )
 
 
@@ -143,14 +145,14 @@ def test_a_pickle_where_a_map_is_expected_ends_in_one_line(trap, tmp_path):
         tmp_path / "logits.npz",
         False,
     )
-    assert "map.json" in trap.ends(lambda: bring(*arguments))
+    assert "map.json" in trap.ends(lambda: import_model(*arguments))
 
 
 def test_a_pickle_where_a_gguf_file_is_expected_ends_in_one_line(trap, tmp_path):
     pytest.importorskip("gguf")
     (tmp_path / "model.gguf").write_bytes(trap.pickled)
     assert "model.gguf" in trap.ends(
-        lambda: bring(tmp_path / "model.gguf", tmp_path / "out", None, None, None, False)
+        lambda: import_model(tmp_path / "model.gguf", tmp_path / "out", None, None, None, False)
     )
 
 
@@ -177,7 +179,7 @@ def test_a_chat_template_in_a_gguf_file_is_not_rendered(trap, tmp_path):
     ):
         write()
     assert "model.gguf" in trap.ends(
-        lambda: bring(tmp_path / "model.gguf", tmp_path / "out", None, None, None, False)
+        lambda: import_model(tmp_path / "model.gguf", tmp_path / "out", None, None, None, False)
     )
 
 
@@ -209,7 +211,7 @@ def test_an_onnx_graph_reads_no_tensor_from_outside_of_its_folder(location, trap
     )
     write_json(tmp_path / "model" / "config.json", {"model_type": "llama", "vocab_size": 4})
     assert "model.onnx" in trap.ends(
-        lambda: bring(tmp_path / "model", tmp_path / "out", None, None, None, False)
+        lambda: import_model(tmp_path / "model", tmp_path / "out", None, None, None, False)
     )
     assert not (tmp_path / "out").exists()
 

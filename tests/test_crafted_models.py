@@ -35,7 +35,7 @@ from tokencodes.cli import run as command
 from tokencodes.evaluate.subject import open_evaluated
 from tokencodes.evaluate.texts import open_texts
 from tokencodes.files import json_text, read_json, write_json
-from tokencodes.importing.bringing import bring
+from tokencodes.importing.import_model import import_model
 from tokencodes.swap import load_swapped, save_swapped, swap_input
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
@@ -369,7 +369,7 @@ def test_no_code_of_an_exported_folder_runs(craft, exported, trap, tmp_path, mon
     trap.ends(lambda: tokencodes.load(str(exported)))
     trap.ends(lambda: certify(exported))
     trap.ends(lambda: open_evaluated(str(exported), None, "cpu", "float32"))
-    trap.ends(lambda: bring(exported, tmp_path / "imported", None, None, None, False))
+    trap.ends(lambda: import_model(exported, tmp_path / "imported", None, None, None, False))
 
 
 @pytest.mark.parametrize("craft", FOLDERS, ids=lambda craft: craft.__name__)
@@ -380,7 +380,7 @@ def test_no_code_of_another_programs_folder_runs(craft, foreign, trap, tmp_path,
     trap.ends(lambda: open_evaluated(str(foreign), None, "cpu", "float32"))
     trap.ends(lambda: tokencodes.load(str(foreign)))
     trap.ends(lambda: open_texts(str(foreign)))
-    trap.ends(lambda: bring(foreign, tmp_path / "imported", None, None, None, False))
+    trap.ends(lambda: import_model(foreign, tmp_path / "imported", None, None, None, False))
 
 
 def test_a_folder_with_weights_as_a_torch_file_alone_still_loads(foreign, trap):

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.export.conftest import saved, trained
 from tokencodes.cli import run as command
 from tokencodes.errors import InputError
-from tokencodes.export.exporting import export
+from tokencodes.export.export_model import export
 from tokencodes.hub import fetch, load, push
 
 LLAMA = {

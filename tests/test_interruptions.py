@@ -17,7 +17,7 @@ from tokencodes.checkpoint.write import cause_of
 from tokencodes.cli import INTERRUPTED, NOTHING_WRITTEN, run
 from tokencodes.errors import InputError, loading, pass_on_interruption
 from tokencodes.evaluate import subject
-from tokencodes.export import agreement, exporting
+from tokencodes.export import agreement, export_model
 from tokencodes.model import TokenCodeConfig
 from tokencodes.train.metrics import Silent
 from tokencodes.train.run import train
@@ -134,7 +134,7 @@ def test_an_interrupted_check_has_not_failed(trained, monkeypatch):
 def test_an_interrupted_runtime_does_not_differ(trained, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         agreement.compare(None, wrapped, "runtime", "F32", False)
-    monkeypatch.setattr(exporting, "compare", wrapped)
+    monkeypatch.setattr(export_model, "compare", wrapped)
     shutil.copytree(trained / "model", tmp_path / "model")
     assert (
         run(["export", str(tmp_path / "model"), "--to", "llama", "--out", str(tmp_path / "out")])

@@ -18,14 +18,14 @@ from tokencodes import checkpoint
 from tokencodes.init import initialise
 from tokencodes.interfaces import LearnedTable
 from tokencodes.train.build import build_model
-from tokencodes.train.interface import settle
+from tokencodes.train.interface import resolve
 from tokencodes.train.settings import read_run
 
 
 def tables(run: Path) -> tuple[Tensor, Tensor]:
     """The table V×d of a run as it was drawn, and as it is in the newest checkpoint."""
     config = read_run(run / "config.toml")
-    drawn = build_model(config, *settle(config.interface, None))
+    drawn = build_model(config, *resolve(config.interface, None))
     initialise(drawn, config.seed)
     trained = checkpoint.load_model(run)
     if not isinstance(trained.input_interface, LearnedTable):

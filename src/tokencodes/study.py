@@ -36,7 +36,6 @@ from tokencodes.study_records import (
     STUDY,
     NgramBaselines,
 )
-from tokencodes.train.account import account
 from tokencodes.train.checks import (
     check_memory,
     check_model,
@@ -46,6 +45,7 @@ from tokencodes.train.checks import (
 )
 from tokencodes.train.config import FREE, RunConfig, StudyConfig
 from tokencodes.train.corpus import foreign
+from tokencodes.train.cost import cost_of_arms
 from tokencodes.train.metrics import Observer
 from tokencodes.train.run import open_together, train
 from tokencodes.train.settings import flatten
@@ -348,7 +348,7 @@ def _facts(study: StudyConfig, dataset: Corpus) -> dict[str, Any]:
         int((shard.lengths > least).sum()) for shard in dataset.shards("train")
     )
     return {
-        "account": account(study),
+        "costs": cost_of_arms(study),
         "dataset": {
             "fingerprint": dataset.fingerprint,
             "tokenizer_sha256": dataset.tokenizer_sha256,

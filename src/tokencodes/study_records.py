@@ -136,7 +136,7 @@ class DatasetFacts(Shown):
 class Facts(Shown):
     """dataset_facts.json: what the report needs beyond results."""
 
-    account: dict[str, ArmFacts]
+    costs: dict[str, ArmFacts]
     dataset: DatasetFacts
 
 
@@ -189,8 +189,8 @@ def read_facts(path: Path, arms: Iterable[str]) -> Facts:
     """
     facts = read_record(path, Facts, COMPARE_AGAIN)
     for arm in arms:
-        if arm not in facts.account:
-            raise InputError(f"{path}: account.{arm}: is missing; {COMPARE_AGAIN}")
+        if arm not in facts.costs:
+            raise InputError(f"{path}: costs.{arm}: is missing; {COMPARE_AGAIN}")
     return facts
 
 

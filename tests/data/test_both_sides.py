@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import contents
 from tokencodes.cli import run
-from tokencodes.data import seal as sealing
+from tokencodes.data import manifest as manifest_writing
 from tokencodes.data.cluster import ConvertStep, SealStep
 from tokencodes.data.dataset import Dataset
 from tokencodes.data.inputs import find_inputs
@@ -280,7 +280,9 @@ def test_a_preparation_that_was_stopped_ends_in_the_same_bytes(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        sealing, "convert" if moment == "while the document changes sides" else "write_json", stop
+        manifest_writing,
+        "convert" if moment == "while the document changes sides" else "write_json",
+        stop,
     )
     with pytest.raises(KeyboardInterrupt):
         prepare([str(folder)], tokenizer_path, tmp_path / "data", RARE)
@@ -296,7 +298,7 @@ def test_an_input_that_comes_later_decides_anew(
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sealing, "write_json", stop)
+    monkeypatch.setattr(manifest_writing, "write_json", stop)
     with pytest.raises(KeyboardInterrupt):
         prepare([str(folder)], tokenizer_path, tmp_path / "data", RARE)
     monkeypatch.undo()

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from tokencodes.data import seal as sealing
+from tokencodes.data import manifest as manifest_writing
 from tokencodes.data.dataset import Dataset
 from tokencodes.data.options import PrepareOptions
 from tokencodes.data.prepare import prepare
@@ -140,7 +140,7 @@ def test_what_an_unfinished_run_with_other_settings_left_is_made_anew(
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sealing, "write_json", stop)
+    monkeypatch.setattr(manifest_writing, "write_json", stop)
     with pytest.raises(KeyboardInterrupt):
         prepare([str(texts)], tokenizer_path, out, PrepareOptions(validation_fraction=0.3))
     monkeypatch.undo()

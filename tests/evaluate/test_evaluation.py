@@ -16,7 +16,7 @@ from tokencodes.cli import run as command
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.evaluate.evaluation import Asking, evaluate
 from tokencodes.evaluate.folder import read_documents, read_evaluation, read_requests
-from tokencodes.evaluate.second import check, sample
+from tokencodes.evaluate.second_scorer import check, sample
 from tokencodes.evaluate.subject import open_evaluated
 from tokencodes.evaluate.suites import benchmarks
 from tokencodes.report.evaluations import write_evaluation
@@ -90,7 +90,7 @@ def test_what_lm_eval_calls_the_accuracy_is_what_the_documents_say(evaluated):
 
 
 def test_the_second_scorer_finds_a_wrong_score(runs, evaluated):
-    from tokencodes.evaluate.second import Claim
+    from tokencodes.evaluate.second_scorer import Claim
 
     subject = open_evaluated(str(runs / "learned" / "seed-1"), None, "cpu", "float32")
     with torch.no_grad():

@@ -13,8 +13,8 @@ from tokencodes.checkpoint import load_model
 from tokencodes.cli import run as command
 from tokencodes.codes import InterfaceSpec
 from tokencodes.errors import InputError
-from tokencodes.export.exporting import export
-from tokencodes.importing.bringing import bring
+from tokencodes.export.export_model import export
+from tokencodes.importing.import_model import import_model
 
 SPECS = [
     "learned",
@@ -284,11 +284,11 @@ def test_every_end_token_leaves_and_comes_back(ends, written, make, tmp_path):
     told, _ = fields(file_in(tmp_path / "out"))
     found = {end: told.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")}
     assert {end: id for end, id in found.items() if id is not None} == written
-    bring(tmp_path / "out", tmp_path / "back", None, None, None, False)
+    import_model(tmp_path / "out", tmp_path / "back", None, None, None, False)
     export(folder, "llama", tmp_path / "plain")
-    bring(tmp_path / "plain", tmp_path / "from-plain", None, None, None, False)
+    import_model(tmp_path / "plain", tmp_path / "from-plain", None, None, None, False)
     export(folder, "onnx", tmp_path / "onnx")
-    bring(tmp_path / "onnx", tmp_path / "from-onnx", None, None, None, False)
+    import_model(tmp_path / "onnx", tmp_path / "from-onnx", None, None, None, False)
     wanted = list(written.values()) if len(written) > 1 else written["eos"]
     for place in ("back", "plain", "from-plain", "onnx", "from-onnx"):
         for file in ("config.json", "generation_config.json"):
@@ -338,7 +338,7 @@ def test_text_becomes_the_same_tokens_in_llama_cpp(make, tmp_path):
 def test_a_file_comes_back_as_what_it_was(spec, make, tmp_path):
     folder = make(spec)
     export(folder, "gguf", tmp_path / "out")
-    found = bring(file_in(tmp_path / "out"), tmp_path / "again", None, None, None, False)
+    found = import_model(file_in(tmp_path / "out"), tmp_path / "again", None, None, None, False)
     assert found.interface["interface"] == str(InterfaceSpec.parse(spec))
     assert_same_tensors(folder, tmp_path / "again")
     told = [
@@ -355,7 +355,7 @@ def test_a_quantised_file_does_not_come_back(make, tmp_path):
     with pytest.raises(
         InputError, match="its weights are quantised, so the trained ones are not in it"
     ):
-        bring(tmp_path / "out", tmp_path / "again", None, None, None, False)
+        import_model(tmp_path / "out", tmp_path / "again", None, None, None, False)
 
 
 def test_a_file_without_the_shape_of_its_model_is_refused_before_anything_is_built(tmp_path):
@@ -371,5 +371,5 @@ def test_a_file_without_the_shape_of_its_model_is_refused_before_anything_is_bui
         InputError,
         match=r"cut\.gguf: llama\.block_count is missing, so the shape of the model is not known",
     ):
-        bring(tmp_path / "cut.gguf", tmp_path / "out", None, None, None, False)
+        import_model(tmp_path / "cut.gguf", tmp_path / "out", None, None, None, False)
     assert not (tmp_path / "out").exists()

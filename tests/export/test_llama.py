@@ -22,9 +22,9 @@ from tokencodes.codes import InterfaceSpec
 from tokencodes.codes.assign import order_hash
 from tokencodes.codes.codebook import matrix_hash
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.export import exporting
-from tokencodes.export.exporting import export
-from tokencodes.importing.bringing import bring
+from tokencodes.export import export_model
+from tokencodes.export.export_model import export
+from tokencodes.importing.import_model import import_model
 from tokencodes.verify.check import ids_drawn
 
 COPIED = [
@@ -57,7 +57,7 @@ def test_a_plain_llama_has_the_same_bits_and_comes_back_as_what_it_was(spec, mak
     weights = load_file(tmp_path / "plain" / "model.safetensors")
     known = LlamaForCausalLM(LlamaConfig(**SHAPE)).state_dict().keys()
     assert weights.keys() == known  # no buffer that a runtime does not know
-    again = bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
+    again = import_model(tmp_path / "plain", tmp_path / "again", None, None, None, False)
     assert again.interface["interface"] == str(InterfaceSpec.parse(spec))
     assert_same_tensors(folder, tmp_path / "again")
 
@@ -80,7 +80,7 @@ def test_what_a_spec_names_by_hash_is_read_off_the_table(kind, make, tmp_path):
     )
     folder = make(spec, given)
     export(folder, "llama", tmp_path / "plain")
-    bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
+    import_model(tmp_path / "plain", tmp_path / "again", None, None, None, False)
     assert_same_tensors(folder, tmp_path / "again")
 
 
@@ -88,7 +88,8 @@ def test_an_orthogonal_lift_agrees_within_rounding(make, tmp_path):
     found = export(make("binary:lift=orthogonal"), "llama", tmp_path / "plain")
     assert found.runtimes[0].status == "agrees" and found.runtimes[0].largest_difference <= 1e-4
     assert (
-        "orthogonal" in bring(tmp_path / "plain", tmp_path / "again", None, None, None, False).found
+        "orthogonal"
+        in import_model(tmp_path / "plain", tmp_path / "again", None, None, None, False).found
     )
 
 
@@ -184,7 +185,7 @@ def test_a_table_that_is_not_finite_in_a_row_that_no_text_has_neither_leaves_nor
     with pytest.raises(
         InputError, match=rf"model\.embed_tokens\.weight is not finite in row {row};"
     ):
-        bring(tmp_path / "plain", tmp_path / "back", None, None, None, True)
+        import_model(tmp_path / "plain", tmp_path / "back", None, None, None, True)
     _set_in_table(folder, row, value)
     with pytest.raises(
         InputError,
@@ -212,13 +213,13 @@ def test_a_value_that_a_type_cannot_hold_is_refused_in_a_row_that_no_text_has(to
 
 
 def test_what_does_not_agree_is_deleted_and_reported(make, tmp_path, monkeypatch):
-    true = exporting.Source.plain_weights
+    true = export_model.Source.plain_weights
 
     def wrong(self):
         for name, tensor in true(self):
             yield name, tensor + 1e-3 if name == "model.layers.1.mlp.up_proj.weight" else tensor
 
-    monkeypatch.setattr(exporting.Source, "plain_weights", wrong)
+    monkeypatch.setattr(export_model.Source, "plain_weights", wrong)
     folder = make()
     with pytest.raises(
         CheckFailed,
@@ -285,7 +286,7 @@ def test_no_space_and_an_interruption_leave_nothing(make, tmp_path, monkeypatch,
     def interrupted(*told):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exporting, "write_card", interrupted)
+    monkeypatch.setattr(export_model, "write_card", interrupted)
     assert (
         command(["export", str(folder), "--to", "llama", "--out", str(tmp_path / "plain")]) == 130
     )
@@ -302,7 +303,7 @@ def test_a_tied_configuration_is_not_believed(make, tmp_path):
         InputError,
         match="tie_word_embeddings is true, so loading would overwrite the head by the input table",
     ):
-        bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
+        import_model(tmp_path / "plain", tmp_path / "again", None, None, None, False)
     assert not (tmp_path / "again").exists()
 
 
@@ -313,11 +314,11 @@ def test_a_table_that_was_trained_since_is_no_code_any_more(make, tmp_path):
     weights["model.embed_tokens.weight"][7, 3] += 1e-4
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(InputError, match="is not that of 'binary'; it was trained since"):
-        bring(tmp_path / "plain", tmp_path / "again", None, None, None, False)
+        import_model(tmp_path / "plain", tmp_path / "again", None, None, None, False)
     assert (
-        bring(tmp_path / "plain", tmp_path / "again", "learned", None, None, False).interface[
-            "interface"
-        ]
+        import_model(
+            tmp_path / "plain", tmp_path / "again", "learned", None, None, False
+        ).interface["interface"]
         == "learned"
     )
 

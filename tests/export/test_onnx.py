@@ -12,8 +12,8 @@ import torch
 from tests.export.conftest import assert_same_tensors, trained
 from tokencodes.codes import InterfaceSpec
 from tokencodes.export import onnx_graph
-from tokencodes.export.exporting import export
-from tokencodes.importing.bringing import bring
+from tokencodes.export.export_model import export
+from tokencodes.importing.import_model import import_model
 
 SPECS = [
     "learned",
@@ -54,7 +54,7 @@ def test_the_graph_holds_the_code_and_not_its_table(make, tmp_path):
 def test_a_graph_comes_back_as_what_it_was(spec, make, tmp_path):
     folder = make(spec)
     export(folder, "onnx", tmp_path / "out")
-    found = bring(tmp_path / "out", tmp_path / "again", None, None, None, False)
+    found = import_model(tmp_path / "out", tmp_path / "again", None, None, None, False)
     assert (
         found.interface["interface"] == str(InterfaceSpec.parse(spec))
         and "onnxruntime" in found.compared

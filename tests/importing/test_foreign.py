@@ -13,7 +13,7 @@ from tests.export.conftest import SHAPE, trained
 from tokencodes import TokenCodeForCausalLM
 from tokencodes.cli import run as command
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.importing.bringing import bring
+from tokencodes.importing.import_model import import_model
 from tokencodes.importing.names import mapping
 
 HEADS, CHANNELS = 4, 16
@@ -104,7 +104,7 @@ def test_every_layout_is_found_by_its_logits(neighbours, fused, up_first, leave,
         torch.int64
     )
     folder, logits, ids = leave(model, tensors)
-    found = bring(folder, tmp_path / "ours", None, None, logits, False)
+    found = import_model(folder, tmp_path / "ours", None, None, logits, False)
     assert found.interface["interface"] == "gf2" and same(model, tmp_path / "ours", ids)
     assert ("neighbours" in found.found) == neighbours and len(found.mapping) == len(tensors)
 
@@ -118,7 +118,7 @@ def test_a_written_out_table_will_do(spec, leave, tmp_path):
     tensors["wte.weight"] = model.input_interface.materialize()
     tensors["blocks.0.attn.rotary_emb.inv_freq"] = torch.ones(8)
     folder, logits, ids = leave(model, tensors, as_pickle=True)
-    found = bring(folder, tmp_path / "ours", None, None, logits, False)
+    found = import_model(folder, tmp_path / "ours", None, None, logits, False)
     assert same(model, tmp_path / "ours", ids)
     assert found.interface["interface"].split(":")[0] == spec.split(":")[0]
 
@@ -130,7 +130,7 @@ def test_a_head_that_shares_the_tables_storage_is_a_head_of_its_own_here(leave, 
     tensors = theirs(model, prefix="")
     tensors["wte.weight"] = tensors["head.weight"]
     folder, logits, ids = leave(model, tensors, as_pickle=True)
-    bring(folder, tmp_path / "ours", None, None, logits, False)
+    import_model(folder, tmp_path / "ours", None, None, logits, False)
     assert same(model, tmp_path / "ours", ids)
 
 
@@ -148,9 +148,9 @@ def test_what_lies_about_a_checkpoint_does_not_make_it_another_thing(leave, tmp_
     (folder / "config.json").write_text(json.dumps({**told, "model_type": "llama"}))
     (folder / "checkpoints").mkdir()
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "step2.safetensors")
-    bring(folder / "weights.safetensors", tmp_path / "one", None, None, logits, False)
+    import_model(folder / "weights.safetensors", tmp_path / "one", None, None, logits, False)
     (folder / "step2.safetensors").unlink()
-    bring(folder, tmp_path / "whole", None, None, logits, False)
+    import_model(folder, tmp_path / "whole", None, None, logits, False)
     assert same(model, tmp_path / "one", ids) and same(model, tmp_path / "whole", ids)
 
 
@@ -164,7 +164,7 @@ def test_a_matrix_and_an_offset_will_do_either_way_round(transposed, leave, tmp_
     tensors["module.embedding.offset"] = state["model.embed_tokens.offset"].float()
     tensors["module.embedding.powers"] = 2 ** torch.arange(9)
     folder, logits, ids = leave(model, tensors)
-    bring(folder, tmp_path / "ours", None, None, logits, False)
+    import_model(folder, tmp_path / "ours", None, None, logits, False)
     assert same(model, tmp_path / "ours", ids)
 
 
@@ -211,9 +211,9 @@ def test_other_logits_are_not_believed_and_nothing_is_written(leave, tmp_path):
     tensors["module.blocks.1.ffn.w2.weight"][0, 0] += 0.05
     folder, logits, _ = leave(model, tensors)
     with pytest.raises(CheckFailed, match="no reading of it gives the logits"):
-        bring(folder, tmp_path / "ours", None, None, logits, False)
+        import_model(folder, tmp_path / "ours", None, None, logits, False)
     with pytest.raises(InputError, match="it is believed only by its own logits; give --logits"):
-        bring(folder, tmp_path / "ours", None, None, None, False)
+        import_model(folder, tmp_path / "ours", None, None, None, False)
     assert not (tmp_path / "ours").exists()
 
 
@@ -226,15 +226,15 @@ def test_unusable_logits_heads_and_maps_are_one_line(leave, tmp_path):
         (tmp_path / "no.npz", r"no\.npz: no such file"),
     ):
         with pytest.raises(InputError, match=said):
-            bring(folder, tmp_path / "ours", None, None, file, False)
+            import_model(folder, tmp_path / "ours", None, None, file, False)
     with pytest.raises(InputError, match="neither an input table nor a code among the tensors"):
-        bring(folder, tmp_path / "ours", None, None, logits, False)
+        import_model(folder, tmp_path / "ours", None, None, logits, False)
     (folder / "config.json").write_text("{}")
     with pytest.raises(InputError, match="the number of heads is not there"):
-        bring(folder, tmp_path / "ours", "binary", None, logits, False)
+        import_model(folder, tmp_path / "ours", "binary", None, logits, False)
     (tmp_path / "map.json").write_text('{"a.{n}": "b"}')
     with pytest.raises(InputError, match="stands on one side only"):
-        bring(folder, tmp_path / "ours", "binary", tmp_path / "map.json", logits, False)
+        import_model(folder, tmp_path / "ours", "binary", tmp_path / "map.json", logits, False)
 
 
 def test_two_tensors_that_would_be_the_same_are_refused():
@@ -258,7 +258,9 @@ def test_logits_that_cannot_tell_readings_apart_are_not_enough(leave, tmp_path):
         with pytest.raises(
             InputError, match="texts of two tokens or more, and finite logits that are not all 0"
         ):
-            bring(folder, tmp_path / "ours", "binary", None, tmp_path / "few.safetensors", False)
+            import_model(
+                folder, tmp_path / "ours", "binary", None, tmp_path / "few.safetensors", False
+            )
 
 
 def test_an_incomplete_checkpoint_says_what_is_missing(leave, tmp_path):
@@ -267,7 +269,7 @@ def test_an_incomplete_checkpoint_says_what_is_missing(leave, tmp_path):
     del tensors["module.blocks.1.ffn.w2.weight"]
     folder, logits, _ = leave(model, tensors)
     with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.down_proj\.weight is missing"):
-        bring(folder, tmp_path / "ours", "binary", None, logits, False)
+        import_model(folder, tmp_path / "ours", "binary", None, logits, False)
 
 
 def test_a_stored_code_that_is_not_that_of_the_interface_is_refused_whatever_ids_the_logits_are_of(
@@ -302,7 +304,9 @@ def test_a_stored_code_that_is_not_that_of_the_interface_is_refused_whatever_ids
             {**theirs(model), f"module.embedding.{name}": tensor}, folder / "weights.safetensors"
         )
         with pytest.raises(InputError, match=said):
-            bring(folder, tmp_path / "ours", "gf2", None, tmp_path / "logits.safetensors", False)
+            import_model(
+                folder, tmp_path / "ours", "gf2", None, tmp_path / "logits.safetensors", False
+            )
     assert not (tmp_path / "ours").exists()
 
 
@@ -321,7 +325,7 @@ def test_the_stored_code_of_the_interface_that_is_asked_for_is_taken(leave, tmp_
         save_file(
             {**theirs(model), f"module.embedding.{name}": tensor}, folder / "weights.safetensors"
         )
-        bring(folder, tmp_path / str(number), "gf2", None, logits, False)
+        import_model(folder, tmp_path / str(number), "gf2", None, logits, False)
         assert same(model, tmp_path / str(number), ids)
 
 
@@ -348,7 +352,7 @@ def test_a_stored_code_that_cannot_tell_tokens_apart_is_refused(
     }
     folder, logits, _ = leave(model, tensors)
     with pytest.raises((InputError, CheckFailed), match=said):
-        bring(folder, tmp_path / "ours", None, None, logits, False)
+        import_model(folder, tmp_path / "ours", None, None, logits, False)
     assert not (tmp_path / "ours").exists()
 
 
@@ -366,7 +370,7 @@ def test_a_trained_table_that_is_not_finite_in_a_row_without_logits_is_refused(l
         with pytest.raises(
             InputError, match=rf"model\.embed_tokens\.weight is not finite in row {unused};"
         ):
-            bring(tmp_path / "theirs", tmp_path / "ours", asked, None, logits, False)
+            import_model(tmp_path / "theirs", tmp_path / "ours", asked, None, logits, False)
 
 
 def test_ids_that_are_no_whole_numbers_are_refused(leave, tmp_path):
@@ -375,4 +379,4 @@ def test_ids_that_are_no_whole_numbers_are_refused(leave, tmp_path):
     told = load_file(logits)
     save_file({**told, "input_ids": told["input_ids"] + 0.5}, logits)
     with pytest.raises(InputError, match=r"input_ids of type float32; whole numbers are needed"):
-        bring(folder, tmp_path / "ours", "binary", None, logits, False)
+        import_model(folder, tmp_path / "ours", "binary", None, logits, False)

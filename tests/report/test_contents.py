@@ -69,7 +69,7 @@ def put(value: dict, place: tuple[str, ...], new: object) -> None:
 
 
 REMOVED = object()
-# Of an account, what the report does not show.
+# Of the costs, what the report does not show.
 UNREAD = {"interface", "steps", "tokens"}
 UNREAD |= {"weight_bytes", "gradient_bytes", "activation_bytes", "activation_bytes_recomputed"}
 
@@ -84,7 +84,7 @@ def test_a_wrong_value_in_any_field_is_one_line_with_the_file_and_the_field(
     original = json.dumps(read_json(folder / name))
     asked = 0
     for place in fields(json.loads(original)):
-        if "account" in place and (place[-1] in UNREAD or "learned" not in place):
+        if "costs" in place and (place[-1] in UNREAD or "learned" not in place):
             continue
         if new is None and place[-1] in ("rank", "squared_norm_mean"):
             continue
@@ -177,9 +177,9 @@ def test_metrics_without_a_held_out_loss_are_one_line(text, folder, capsys):
 
 def test_an_arm_that_the_facts_do_not_know_is_one_line(folder, capsys):
     facts = read_json(folder / "dataset_facts.json")
-    del facts["account"]["gf2"]
+    del facts["costs"]["gf2"]
     (folder / "dataset_facts.json").write_text(json.dumps(facts))
-    assert f"{folder / 'dataset_facts.json'}: account.gf2: is missing" in complaint(folder, capsys)
+    assert f"{folder / 'dataset_facts.json'}: costs.gf2: is missing" in complaint(folder, capsys)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "null"])

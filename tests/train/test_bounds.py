@@ -16,10 +16,10 @@ from tokencodes.errors import InputError
 from tokencodes.files import read_json, read_json_lines
 from tokencodes.memory import free_bytes, require_memory, total_bytes
 from tokencodes.parallel import World
-from tokencodes.train.account import account_run
 from tokencodes.train.build import sampler_of
 from tokencodes.train.checks import check_memory, check_model, parameter_count
 from tokencodes.train.config import MOST
+from tokencodes.train.cost import cost_of_run
 from tokencodes.train.metrics import Silent
 from tokencodes.train.run import train
 from tokencodes.train.settings import read_study
@@ -122,8 +122,8 @@ def test_a_microbatch_is_at_most_an_step():
     assert study.micro_batch == 4
     whole = tiny_study("unused", batch={"global_batch_size": 4, "micro_batch_size": 4})
     assert (
-        account_run(study.run("gf2", 1)).activation_bytes
-        == account_run(whole.run("gf2", 1)).activation_bytes
+        cost_of_run(study.run("gf2", 1)).activation_bytes
+        == cost_of_run(whole.run("gf2", 1)).activation_bytes
     )
 
 
@@ -144,7 +144,7 @@ def test_the_formula_of_parameters_counts_what_a_model_has(interface):
 def test_the_formula_of_parameters_agrees_with_the_account_of_a_preset(name):
     study, _ = read_study(name, [])
     run = study.run(study.study.baseline, 1)
-    assert parameter_count(run) == account_run(run).total_parameters
+    assert parameter_count(run) == cost_of_run(run).total_parameters
 
 
 def test_a_run_is_refused_only_if_its_training_state_exceeds_the_memory(

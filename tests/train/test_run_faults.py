@@ -189,7 +189,7 @@ def test_another_engine_may_go_on_with_a_run_and_another_precision_or_recipe_may
         if line["kind"] == "start"
     ]
     assert [line["step"] for line in starts] == [0, 6]
-    assert [line["surroundings"]["activation_checkpoint_every"] for line in starts] == [0, 1]
+    assert [line["environment"]["activation_checkpoint_every"] for line in starts] == [0, 1]
 
 
 def test_parameters_in_bf16_need_no_launcher(dataset, tmp_path):

@@ -20,10 +20,10 @@ from tokencodes.errors import CheckFailed, InputError
 from tokencodes.files import read_json_lines
 from tokencodes.parallel import World
 from tokencodes.train import loop
+from tokencodes.train.diagnostics import part_of
 from tokencodes.train.loop import REPLAY_TOKENS, Trainer
 from tokencodes.train.metrics import HeldOutRecord, ScalesRecord, Silent, StartRecord, StepRecord
 from tokencodes.train.nonfinite import NonFinite
-from tokencodes.train.observe import part_of
 from tokencodes.train.optimizer import learning_rate
 from tokencodes.train.stop import Stop
 
@@ -125,7 +125,7 @@ def test_a_run_begins_with_nothing_done(dataset, tmp_path):
         == trainer.model.generation_config.bos_token_id
         == dataset.tokenizer.end_of_text
     )
-    assert trainer.place.folder == tmp_path / "a" / "b" / "checkpoints"
+    assert trainer.policy.folder == tmp_path / "a" / "b" / "checkpoints"
     assert trainer.writer._thread is None  # on a CPU a checkpoint is written in the foreground
     assert (tmp_path / "a" / "b" / "config.toml").is_file()
     assert not (tmp_path / "a" / "b" / "checkpoints").exists()
@@ -441,7 +441,7 @@ def test_the_measured_peak_is_that_of_all_ranks(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "matmul_peak", lambda device, dtype: 100.0)
     trainer.world = World(0, 4, 4)
     assert (trainer._start().peak_flops, trainer._peak) == (400.0, 400.0)
-    assert trainer._start().surroundings["ranks"] == 4
+    assert trainer._start().environment["ranks"] == 4
 
 
 def test_held_out_loss_is_computed_once_for_each_step(dataset, tmp_path, monkeypatch):

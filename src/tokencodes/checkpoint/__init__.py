@@ -21,12 +21,20 @@ from tokencodes.checkpoint.layout import (
 from tokencodes.checkpoint.origin import Origin, origin_of, run_folder, tokenizer_of
 from tokencodes.checkpoint.read import load_model, restore, weights_sha256
 from tokencodes.checkpoint.tensors import tensors_of
-from tokencodes.checkpoint.write import Content, Place, Stage, Writer, remove_leftovers, tidy, write
+from tokencodes.checkpoint.write import (
+    CheckpointPolicy,
+    Content,
+    Stage,
+    Writer,
+    remove_leftovers,
+    tidy,
+    write,
+)
 
 __all__ = [
+    "CheckpointPolicy",
     "Content",
     "Origin",
-    "Place",
     "Stage",
     "TrainState",
     "Writer",

@@ -44,7 +44,7 @@ logging.getLogger("torch.distributed.checkpoint").addHandler(logging.NullHandler
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointPolicy:
     """Where checkpoints go and which stay: the newest `keep`, and those whose step `stays`.
     `on_stage` is told each stage of a write (tests stop there), `warn` what went wrong and could be
     borne.
@@ -75,8 +75,8 @@ class Writer:
     in the host's memory.
     """
 
-    def __init__(self, place: Place, background: bool = False) -> None:
-        self._place = place
+    def __init__(self, policy: CheckpointPolicy, background: bool = False) -> None:
+        self._policy = policy
         self._thread = (
             ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if background else None
         )
@@ -97,7 +97,7 @@ class Writer:
         self.wait()
         content = Content(tensors_of(model, optimizer), model.config, state, ids)
         if must:
-            write(self._place, content)
+            write(self._policy, content)
             return
         if self._thread is None:
             self._write(content)
@@ -110,17 +110,17 @@ class Writer:
 
     def _write(self, content: Content) -> None:
         try:
-            write(self._place, content)
+            write(self._policy, content)
         except OSError as error:
-            whole = checkpoints(self._place.folder)
+            whole = checkpoints(self._policy.folder)
             last = (
                 f"the last whole one is of step {step_of(whole[0])}"
                 if whole
                 else "there is none yet"
             )
-            if self._place.world.first:
-                self._place.warn(
-                    f"{self._place.folder}: the checkpoint of step {content.state.step} could not"
+            if self._policy.world.first:
+                self._policy.warn(
+                    f"{self._policy.folder}: the checkpoint of step {content.state.step} could not"
                     f" be written ({error.strerror or error}); {last}, and training goes on: free"
                     " space on that disk, or make it writable"
                 )
@@ -139,27 +139,27 @@ class Writer:
             self._thread.shutdown(wait=not now)
 
 
-def write(place: Place, content: Content) -> Path:
+def write(policy: CheckpointPolicy, content: Content) -> Path:
     """Writes `folder/step-N`, and removes the older ones that need not stay. Called by all ranks
     together.
 
     OSError passes through, on every rank, after the half-written folder is removed; what was there
     before is untouched. So does KeyboardInterrupt.
     """
-    world, folder = place.world, place.folder
+    world, folder = policy.world, policy.folder
     final = folder / f"step-{content.state.step:08d}"
     partial = folder / f".tmp-{final.name}"
     try:
-        world.on_first(lambda: _begin(place, content), world.saving)
+        world.on_first(lambda: _begin(policy, content), world.saving)
         _write_tensors(content.tensors, partial / "tensors", world)
-        place.on_stage("tensors")
+        policy.on_stage("tensors")
         own = _all_sums(partial, world)
-        world.on_first(lambda: _commit(place, content, partial, final, own), world.saving)
+        world.on_first(lambda: _commit(policy, content, partial, final, own), world.saving)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    world.on_first(lambda: tidy(place, final), world.saving)
-    place.on_stage("done")
+    world.on_first(lambda: tidy(policy, final), world.saving)
+    policy.on_stage("done")
     return final
 
 
@@ -192,26 +192,26 @@ def cause_of(error: CheckpointException) -> BaseException:
     return causes[0]
 
 
-def tidy(place: Place, final: Path) -> None:
+def tidy(policy: CheckpointPolicy, final: Path) -> None:
     """What follows once a checkpoint is whole: `latest`, and the removal of older ones. A failure
     here takes nothing from it; a kill before it is made good when the run goes on.
     """
     try:
-        write_text(place.folder / LATEST, final.name + "\n")
-        place.on_stage("latest")
-        _remove_old(place, final)
+        write_text(policy.folder / LATEST, final.name + "\n")
+        policy.on_stage("latest")
+        _remove_old(policy, final)
     except OSError as error:
-        place.warn(
-            f"{place.folder}: {final.name} is whole, but older ones could not be removed"
+        policy.warn(
+            f"{policy.folder}: {final.name} is whole, but older ones could not be removed"
             f" ({error.strerror or error})"
         )
 
 
-def _begin(place: Place, content: Content) -> None:
-    place.folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(place.folder)
-    place.on_stage("begin")
-    _room_for(content.tensors, place.folder)
+def _begin(policy: CheckpointPolicy, content: Content) -> None:
+    policy.folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(policy.folder)
+    policy.on_stage("begin")
+    _room_for(content.tensors, policy.folder)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -252,12 +252,12 @@ def _own_sums(partial: Path, world: World) -> dict[str, FileSum]:
 
 
 def _commit(
-    place: Place, content: Content, partial: Path, final: Path, sums: dict[str, FileSum]
+    policy: CheckpointPolicy, content: Content, partial: Path, final: Path, sums: dict[str, FileSum]
 ) -> None:
     content.config.save_pretrained(partial)
     np.save(partial / LAST_BATCH, content.last_ids)
     write_json(partial / "state.json", content.state.model_dump())
-    place.on_stage("state")
+    policy.on_stage("state")
     names = {str(file.relative_to(partial)): file for file in files_of(partial)}
     unseen = sums.keys() - names.keys()
     if unseen:  # a file system that does not yet show here what another node wrote
@@ -273,25 +273,27 @@ def _commit(
     write_json(partial / "manifest.json", manifest.model_dump())
     fsync(partial / "tensors")
     fsync(partial)
-    place.on_stage("manifest")
+    policy.on_stage("manifest")
     if final.exists():
         shutil.rmtree(final)
     partial.rename(final)
-    fsync(place.folder)
-    place.on_stage("renamed")
+    fsync(policy.folder)
+    policy.on_stage("renamed")
 
 
-def _remove_old(place: Place, final: Path) -> None:
+def _remove_old(policy: CheckpointPolicy, final: Path) -> None:
     """Leaves the newest `keep`, the one just written among them, and those that stay."""
     # A later one was passed over as damaged, or the run would have gone on from it: it must not
     # push out a whole one.
-    found = checkpoints(place.folder)
+    found = checkpoints(policy.folder)
     later = [path for path in found if path.name > final.name]
-    old_ones = [path for path in found[len(later) + place.keep :] if not place.stays(step_of(path))]
+    old_ones = [
+        path for path in found[len(later) + policy.keep :] if not policy.stays(step_of(path))
+    ]
     for old in [*later, *old_ones]:
         gone = old.with_name(f".tmp-{old.name}")
         old.rename(gone)
-        place.on_stage("removing")
+        policy.on_stage("removing")
         shutil.rmtree(gone)
 
 

@@ -45,8 +45,8 @@ def export(
     """Write a model for other runtimes, open it there, and certify that it is still the same
     function; exit 1 if it is not.
     """
-    from tokencodes.export.exporting import check_asked
-    from tokencodes.export.exporting import export as make
+    from tokencodes.export.export_model import check_asked
+    from tokencodes.export.export_model import export as make
     from tokencodes.hub import fetch
 
     check_asked(to, weights, out, force)  # before a model is fetched
@@ -76,7 +76,7 @@ def export(
 
 
 @app.command("import")
-def bring(
+def import_model(
     place: Annotated[
         str,
         typer.Argument(
@@ -100,8 +100,8 @@ def bring(
     give its own logits.
     """
     from tokencodes.hub import fetch
-    from tokencodes.importing.bringing import bring as make
-    from tokencodes.importing.bringing import check_asked
+    from tokencodes.importing.import_model import check_asked
+    from tokencodes.importing.import_model import import_model as make
 
     check_asked(out, interface, map_file, logits, force)  # before a model is fetched
 

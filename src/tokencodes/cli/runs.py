@@ -141,12 +141,12 @@ def train(
 
 def _dry_run(run: "RunConfig", peak_tflops: float | None, ranks: int, as_json: bool) -> None:
     from tokencodes.data.loader import rank_indices
-    from tokencodes.train.account import account_run
+    from tokencodes.train.cost import cost_of_run
 
     if peak_tflops is not None and not math.isfinite(peak_tflops):
         raise InputError(f"--peak-tflops {peak_tflops}: a rate in TFLOP/s, such as 400")
     rank_indices(0, run.batch.global_batch_size, 0, ranks)
-    facts = account_run(run)
+    facts = cost_of_run(run)
     hours = facts.flops / (peak_tflops * 1e12) / 3600 if peak_tflops else None
     state = facts.state_bytes_of_a_rank(run, ranks, 8)
     memory = state + facts.activation_bytes
@@ -234,11 +234,11 @@ def report(
 @app.command()
 def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
     """Parameters, buffers, memory, steps and FLOPs of every arm, without training."""
-    from tokencodes.train.account import account
+    from tokencodes.train.cost import cost_of_arms
     from tokencodes.train.settings import read_study
 
     study, _ = read_study(preset, sets or [])
-    arms = account(study)
+    arms = cost_of_arms(study)
     table = Table("", *arms, title=f"{preset}: float32 training state, counted on the meta device")
     for key in next(iter(arms.values())):
         values = [facts[key] for facts in arms.values()]

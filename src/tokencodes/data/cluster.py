@@ -19,7 +19,7 @@ from typing import Any
 
 from tokencodes.data.convert import Job, convert, finished
 from tokencodes.data.encode import Engine, engine_for
-from tokencodes.data.seal import seal
+from tokencodes.data.manifest import write_manifest
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 from tokencodes.escape import CONTROL
@@ -85,7 +85,7 @@ class SealStep(PipelineStep):  # type: ignore[misc]
         out = self.jobs[0].out
         with only_one(out):
             if not (out / "manifest.json").is_file():
-                seal(self.jobs, TokenizerFile(self.tokenizer), self.engine)
+                write_manifest(self.jobs, TokenizerFile(self.tokenizer), self.engine)
         return data
 
 

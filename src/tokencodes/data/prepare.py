@@ -16,9 +16,9 @@ from tokencodes.data.dataset import Dataset
 from tokencodes.data.encode import Engine
 from tokencodes.data.entries import as_json
 from tokencodes.data.inputs import Input, find_inputs
-from tokencodes.data.meter import Meter
+from tokencodes.data.manifest import write_manifest
 from tokencodes.data.options import PrepareOptions, settings_of
-from tokencodes.data.seal import seal
+from tokencodes.data.progress import PreparationProgress
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.workers import run_jobs
 from tokencodes.errors import InputError
@@ -79,10 +79,10 @@ def start(
         if (out / "manifest.json").is_file():
             return _same_or_error(out, found, options, tokenizer)
         jobs = make_jobs(found, tokenizer, out, options, means)
-        meter = Meter(len(jobs), sum(job.input.bytes for job in jobs), say)
+        progress = PreparationProgress(len(jobs), sum(job.input.bytes for job in jobs), say)
         todo = [job for job in jobs if finished(job, tokenizer) is None]
         for job in set(jobs) - set(todo):
-            meter.input_done(job.input.bytes)
+            progress.input_done(job.input.bytes)
         if todo and means.engine == "slurm":
             from tokencodes.data.cluster import submit_to_slurm
 
@@ -94,14 +94,16 @@ def start(
                 means.cluster,
             )
             return None
-        _convert(todo, tokenizer, means, meter)
+        _convert(todo, tokenizer, means, progress)
         if todo:
-            say(meter.line())
-        seal(jobs, tokenizer, means.tokenizer_engine, say)
+            say(progress.line())
+        write_manifest(jobs, tokenizer, means.tokenizer_engine, say)
     return Dataset(out)
 
 
-def _convert(jobs: list[Job], tokenizer: TokenizerFile, means: Means, meter: Meter) -> None:
+def _convert(
+    jobs: list[Job], tokenizer: TokenizerFile, means: Means, progress: PreparationProgress
+) -> None:
     if jobs and means.engine == "ray":
         from tokencodes.data.cluster import run_on_ray
 
@@ -115,7 +117,12 @@ def _convert(jobs: list[Job], tokenizer: TokenizerFile, means: Means, meter: Met
         return
     try:
         run_jobs(
-            jobs, tokenizer, means.tokenizer_engine, means.workers, meter.add, meter.input_done
+            jobs,
+            tokenizer,
+            means.tokenizer_engine,
+            means.workers,
+            progress.add,
+            progress.input_done,
         )
     except BaseException:
         clean(jobs[0].out)

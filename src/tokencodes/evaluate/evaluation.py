@@ -46,7 +46,7 @@ from tokencodes.evaluate.requests import (
     rolling_requests,
 )
 from tokencodes.evaluate.scorer import Progress, Score, Scorer, no_progress
-from tokencodes.evaluate.second import Claim, check, sample
+from tokencodes.evaluate.second_scorer import Claim, check, sample
 from tokencodes.evaluate.subject import Evaluated
 from tokencodes.evaluate.suites import EMBEDDED, Benchmark
 from tokencodes.evaluate.tasks import TaskOf, make_tasks

@@ -3,6 +3,6 @@ function.
 
 `source` is what leaves, `expected` what it says on a few texts, `llama`, `gguf_file` and
 `onnx_graph` write it, `runtimes` open what was written, `agreement` compares, `card` says it in
-words, `exporting` puts them in order: an export that does not agree is deleted before anyone sees
-it.
+words, `export_model` puts them in order: an export that does not agree is deleted before anyone
+sees it.
 """

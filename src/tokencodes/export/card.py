@@ -21,7 +21,7 @@ from tokencodes.measured import OVERFLOW
 from tokencodes.records import Known, checked, read_record
 
 if TYPE_CHECKING:
-    from tokencodes.export.exporting import Export
+    from tokencodes.export.export_model import Export
 
 SAMPLING = {
     "paper": "document, then by place in it",

@@ -33,7 +33,7 @@ def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeF
     return TokenCodeForCausalLM(config, given)
 
 
-def place(model: TokenCodeForCausalLM, engine: EngineConfig, world: World) -> None:
+def shard_and_move(model: TokenCodeForCausalLM, engine: EngineConfig, world: World) -> None:
     """Brings a drawn model onto its device and cuts it up as the engine says, in place. Before
     that, every rank holds it whole in the host's memory.
     """

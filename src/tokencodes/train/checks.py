@@ -19,7 +19,7 @@ from tokencodes.parallel import World
 from tokencodes.train.build import build_model, sampler_of
 from tokencodes.train.config import RunConfig
 from tokencodes.train.corpus import check_folder, open_prepared
-from tokencodes.train.interface import settle, settle_without_text
+from tokencodes.train.interface import resolve, settle_without_text
 
 FLOAT32 = 4
 STATE = 4 * FLOAT32  # bytes of a parameter: weight, gradient, and the two moments of AdamW
@@ -65,7 +65,7 @@ def check_named_text(run: RunConfig) -> None:
 def check_order(run: RunConfig, corpus: Corpus) -> None:
     """InputError where a spec names another order of tokens than this text gives."""
     if InterfaceSpec.parse(run.interface).order is not None:
-        settle(run.interface, corpus)
+        resolve(run.interface, corpus)
 
 
 def parameter_count(run: RunConfig) -> int:

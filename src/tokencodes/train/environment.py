@@ -20,7 +20,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of getrusage, in bytes
 
 
-def surroundings(world: World, engine: EngineConfig) -> dict[str, str | int]:
+def environment(world: World, engine: EngineConfig) -> dict[str, str | int]:
     """Versions, machine, device and engine."""
     gpu = world.device.type == "cuda"
     return {

@@ -19,7 +19,7 @@ from tokencodes.errors import InputError
 HASHED = "sha256-"
 
 
-def settle(interface: str, dataset: Corpus | None) -> tuple[InterfaceSpec, Given]:
+def resolve(interface: str, dataset: Corpus | None) -> tuple[InterfaceSpec, Given]:
     """The spec that a model stores, and the arrays that it names by hash.
 
     InputError: a matrix file that does not fit, an assignment that is read off text where there is
@@ -55,12 +55,12 @@ def settle(interface: str, dataset: Corpus | None) -> tuple[InterfaceSpec, Given
 
 
 def settle_without_text(interface: str) -> tuple[InterfaceSpec, Given]:
-    """`settle` where no text is at hand: an assignment that is read off text is replaced by the
+    """`resolve` where no text is at hand: an assignment that is read off text is replaced by the
     natural order, whose words are the same. Counts, sizes and what can be built do not depend on
     the assignment.
     """
     spec = InterfaceSpec.parse(interface)
-    return settle(str(replace(spec, ids="natural", order=None) if spec.informed else spec), None)
+    return resolve(str(replace(spec, ids="natural", order=None) if spec.informed else spec), None)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def certificate_of(
         )
     if dataset is not None:
         dataset.require(vocab_size)
-    spec, given = settle(interface, dataset)
+    spec, given = resolve(interface, dataset)
     if not spec.fixed:
         raise InputError(
             f"interface {interface!r}: trained, so it has no certificate; its vectors may move"

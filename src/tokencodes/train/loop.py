@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from tokencodes import checkpoint
-from tokencodes.checkpoint import Place, Stage, TrainState, Writer
+from tokencodes.checkpoint import CheckpointPolicy, Stage, TrainState, Writer
 from tokencodes.data.dataset import Corpus
 from tokencodes.data.loader import Loader, rank_indices
 from tokencodes.data.windows import HeldOut, chained, held_out_windows, read_windows, window_digests
@@ -25,22 +25,30 @@ from tokencodes.errors import CheckFailed, InputError
 from tokencodes.init import initialise
 from tokencodes.loss import IGNORE, inputs_and_targets
 from tokencodes.parallel import World, join, reduce_gradients
-from tokencodes.train.account import flops_per_token
 from tokencodes.train.build import (
     autocast,
     body_sha256,
     build_model,
     matmul_dtype,
-    place,
     sampler_of,
+    shard_and_move,
 )
 from tokencodes.train.checks import check_memory
 from tokencodes.train.config import RunConfig, log_spaced
 from tokencodes.train.corpus import check_folder
-from tokencodes.train.environment import memory_bytes, surroundings
+from tokencodes.train.cost import flops_per_token
+from tokencodes.train.diagnostics import (
+    clip,
+    hidden_scales,
+    norms,
+    part_norms,
+    total_norm,
+    update_ratios,
+)
+from tokencodes.train.environment import environment, memory_bytes
 from tokencodes.train.export import write_model
 from tokencodes.train.heldout import window_loss
-from tokencodes.train.interface import settle
+from tokencodes.train.interface import resolve
 from tokencodes.train.metrics import (
     HeldOutRecord,
     MetricsFile,
@@ -52,14 +60,6 @@ from tokencodes.train.metrics import (
     Unwritten,
 )
 from tokencodes.train.nonfinite import Diverging, HeldOutNotFinite, RefusedStep, find_origin, refuse
-from tokencodes.train.observe import (
-    clip,
-    hidden_scales,
-    norms,
-    part_norms,
-    total_norm,
-    update_ratios,
-)
 from tokencodes.train.optimizer import build_optimizer, learning_rate
 from tokencodes.train.peak import matmul_peak
 from tokencodes.train.settings import write_run
@@ -103,14 +103,14 @@ class Trainer:
             dataset, run.model.context_length, run.heldout.windows
         )
         check_memory(run, self.world)
-        self.model = build_model(run, *settle(run.interface, dataset)).train()
+        self.model = build_model(run, *resolve(run.interface, dataset)).train()
         self.model.config.tokenizer_sha256 = dataset.tokenizer_sha256
         end = dataset.tokenizer.end_of_text
         for config in (self.model.config, self.model.generation_config):
             config.bos_token_id = config.eos_token_id = end
         initialise(self.model, run.seed)
         start = self._same_everywhere(body_sha256(self.model))
-        place(self.model, run.engine, self.world)
+        shard_and_move(self.model, run.engine, self.world)
         self.world.set_timeout(self.model)
         self.optimizer = build_optimizer(self.model, run.optimizer)
         self.state = TrainState(
@@ -120,7 +120,7 @@ class Trainer:
         )
         self.last_ids = np.empty((0, run.model.context_length + 1), dtype=np.int64)  # this rank's
         told = run.checkpoint
-        self.place = Place(
+        self.policy = CheckpointPolicy(
             out / "checkpoints",
             told.keep_latest,
             told.stays,
@@ -128,7 +128,7 @@ class Trainer:
             self.observer.say,
             self.world,
         )
-        self.writer = Writer(self.place, told.aside(self.world.device.type == "cuda"))
+        self.writer = Writer(self.policy, told.aside(self.world.device.type == "cuda"))
         self._measured: tuple[int, float] | None = None  # step and held-out loss
         # FLOP/s of all ranks, measured as the run starts
         self._flops, self._peak = flops_per_token(self.model), 0.0
@@ -152,9 +152,10 @@ class Trainer:
     def _resume(self) -> None:
         newest = self.world.on_first(self._newest)
         if newest is None:
-            if self.world.on_first(lambda: checkpoint.checkpoints(self.place.folder)):
+            if self.world.on_first(lambda: checkpoint.checkpoints(self.policy.folder)):
                 raise InputError(
-                    f"{self.place.folder}: none is whole; remove that folder to begin the run again"
+                    f"{self.policy.folder}: none is whole; remove that folder to begin the run"
+                    " again"
                 )
             return
         told = checkpoint.read_state(newest)
@@ -167,13 +168,13 @@ class Trainer:
         self.go_on_from(newest)
 
     def _newest(self) -> Path | None:
-        folder = self.place.folder
+        folder = self.policy.folder
         checkpoint.remove_leftovers(folder)
         newest = checkpoint.newest_intact(folder, self.observer.say)
         if (
             newest is not None and newest == checkpoint.checkpoints(folder)[0]
         ):  # a damaged later one stays until the next save
-            checkpoint.tidy(self.place, newest)
+            checkpoint.tidy(self.policy, newest)
         return newest
 
     def go_on_from(self, place: Path) -> None:
@@ -260,7 +261,7 @@ class Trainer:
     def _start(self) -> StartRecord:
         engine, world = self.config.engine, self.world
         self._peak = matmul_peak(world.device, matmul_dtype(engine)) * world.ranks
-        return StartRecord(self.state.step, self._peak, surroundings(world, engine))
+        return StartRecord(self.state.step, self._peak, environment(world, engine))
 
     def train_step(self, loader: Loader[torch.Tensor]) -> StepRecord:
         """One step: forward and backward of every micro_batch, clip, step. Nothing non-finite

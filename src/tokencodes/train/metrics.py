@@ -39,11 +39,11 @@ class StepRecord:
     lr: float
     grad_norm: float
     seconds: float
-    # of input, body and head apart; see `observe`
+    # of input, body and head apart; see `diagnostics`
     grad_norm_parts: dict[str, float] = field(default_factory=dict)
     rate: float = 0.0  # tokens per second
     matmul_utilization: float | None = (
-        # FLOP/s by `account`'s formula over the measured peak of a matrix product, on all ranks
+        # FLOP/s by `cost`'s formula over the measured peak of a matrix product, on all ranks
         None
     )
     # most that the first rank has held: resident memory, or a GPU's allocated
@@ -81,7 +81,7 @@ class StartRecord:
 
     step: int
     peak_flops: float  # FLOP/s of a 2,048-wide matrix product, all ranks together
-    surroundings: dict[str, str | int]
+    environment: dict[str, str | int]
     kind: Literal["start"] = "start"
     __pydantic_config__ = CHECKED
 

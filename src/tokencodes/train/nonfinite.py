@@ -14,7 +14,7 @@ from tokencodes.errors import CheckFailed
 from tokencodes.files import write_json
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World, local, reduce_gradients
-from tokencodes.train.observe import part_norms
+from tokencodes.train.diagnostics import part_norms
 
 
 class Diverging(CheckFailed):

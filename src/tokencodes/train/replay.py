@@ -15,7 +15,7 @@ from tokencodes.data.dataset import Corpus
 from tokencodes.errors import CheckFailed, InputError
 from tokencodes.parallel import World
 from tokencodes.train.config import RunConfig
-from tokencodes.train.environment import surroundings
+from tokencodes.train.environment import environment
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent, StartRecord, StepRecord, read_metrics
 from tokencodes.train.nonfinite import NonFinite
@@ -96,9 +96,9 @@ def replay(
         (line for line in reversed(log) if isinstance(line, StepRecord) and line.step == step), None
     )
     starts = [
-        line.surroundings for line in log if isinstance(line, StartRecord) and line.step < step
+        line.environment for line in log if isinstance(line, StartRecord) and line.step < step
     ]
-    here = surroundings(trainer.world, run.engine)
+    here = environment(trainer.world, run.engine)
     otherwise = next(
         (key for key, value in here.items() if starts and starts[-1].get(key) != value), None
     )

@@ -14,7 +14,7 @@ from tokencodes.parallel import World, join
 from tokencodes.result import RESULT, Divergence, ResultRecord, read_result
 from tokencodes.train.config import DataConfig, RunConfig
 from tokencodes.train.corpus import check_folder, open_dataset, open_prepared
-from tokencodes.train.environment import keep_freed_memory, memory_bytes, surroundings
+from tokencodes.train.environment import environment, keep_freed_memory, memory_bytes
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Observer
 from tokencodes.train.nonfinite import Diverging
@@ -71,7 +71,7 @@ def write_result(
         dataset_fingerprint=trainer.dataset.fingerprint,
         seconds=state.seconds,
         process_peak_rss_bytes=max(world.gather(memory_bytes(world.device))),
-        environment=surroundings(world, config.engine),
+        environment=environment(world, config.engine),
     )
     world.on_first(lambda: write_json(trainer.out / RESULT, result.model_dump(mode="json")))
     return result

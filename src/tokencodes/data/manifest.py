@@ -24,7 +24,7 @@ from tokencodes.files import write_json
 Say = Callable[[str], None]
 
 
-def seal(
+def write_manifest(
     jobs: list[Job], tokenizer: TokenizerFile, engine: Engine, say: Say = lambda line: None
 ) -> None:
     """Writes the manifest of inputs that are all converted, the last step of all.

@@ -72,7 +72,7 @@ class Import:
         return {"tokencodes": tokencodes.__version__, **asdict(self)}
 
 
-def bring(
+def import_model(
     place: Path,
     out: Path,
     asked: str | None,

@@ -8,7 +8,7 @@ import torch
 from tests.conftest import fresh_model, tiny_study
 from tokencodes.init import initialise
 from tokencodes.train.config import log_spaced
-from tokencodes.train.observe import hidden_scales, norms, part_norms, part_of, update_ratios
+from tokencodes.train.diagnostics import hidden_scales, norms, part_norms, part_of, update_ratios
 from tokencodes.train.optimizer import build_optimizer
 
 

@@ -22,7 +22,7 @@ FLOAT32 = 4
 
 
 @dataclass(frozen=True)
-class Account:
+class Cost:
     """One arm. Parameters and buffers in entries, memory in bytes (float32 training state), FLOPs
     per token.
     """
@@ -79,8 +79,8 @@ class Account:
         return self.flops_per_token * self.tokens
 
 
-def account_run(run: RunConfig) -> Account:
-    """The account of one run. An assignment changes no number here, so an informed one is counted
+def cost_of_run(run: RunConfig) -> Cost:
+    """The cost of one run. An assignment changes no number here, so an informed one is counted
     as the natural order.
     """
     settled, given = settle_without_text(run.interface)
@@ -97,7 +97,7 @@ def account_run(run: RunConfig) -> Account:
         raise AssertionError(
             f"{facts.trainable_parameters} + {body} + {head} parameters are not {total}"
         )
-    return Account(
+    return Cost(
         interface=run.interface,
         input_parameters=facts.trainable_parameters,
         body_parameters=body,
@@ -133,6 +133,6 @@ def flops_per_token(model: TokenCodeForCausalLM) -> int:
     )
 
 
-def account(study: StudyConfig) -> dict[str, dict[str, Any]]:
-    """The account of each arm, by name."""
-    return {arm: asdict(account_run(study.run(arm, study.study.seeds[0]))) for arm in study.arms}
+def cost_of_arms(study: StudyConfig) -> dict[str, dict[str, Any]]:
+    """The cost of each arm, by name."""
+    return {arm: asdict(cost_of_run(study.run(arm, study.study.seeds[0]))) for arm in study.arms}

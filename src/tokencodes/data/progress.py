@@ -10,7 +10,7 @@ from tokencodes.measured import significant
 EVERY = 5.0  # seconds between lines
 
 
-class Meter:
+class PreparationProgress:
     """Adds up the reports of all workers; says a line every few seconds, and one at the end."""
 
     def __init__(self, inputs: int, total_bytes: int, say: Callable[[str], None]) -> None:

@@ -8,8 +8,8 @@ import torch
 from tests.conftest import fresh_model, tiny_study
 from tokencodes.cli import run as command
 from tokencodes.init import initialise
-from tokencodes.train.account import account, account_run
 from tokencodes.train.activations import saved_bytes
+from tokencodes.train.cost import cost_of_arms, cost_of_run
 from tokencodes.train.settings import read_study
 
 PAPER = {
@@ -20,7 +20,7 @@ PAPER = {
 
 
 def test_the_papers_table_of_parameters():
-    arms = account(read_study("paper", [])[0])
+    arms = cost_of_arms(read_study("paper", [])[0])
     keys = (
         "input_parameters",
         "body_parameters",
@@ -39,7 +39,7 @@ def test_the_papers_table_of_parameters():
 
 def test_counts_are_those_of_a_real_model():
     study = tiny_study("unused")
-    for arm, facts in account(study).items():
+    for arm, facts in cost_of_arms(study).items():
         model = fresh_model(study.run(arm, 1))
         assert facts["total_parameters"] == sum(p.numel() for p in model.parameters())
         stored = [b for name, b in model.state_dict().items() if b.dtype.is_floating_point is False]
@@ -48,7 +48,7 @@ def test_counts_are_those_of_a_real_model():
 
 def test_flops_follow_the_written_formula():
     study = tiny_study("unused")
-    facts = account(study)["binary"]
+    facts = cost_of_arms(study)["binary"]
     matrices = 2 * (4 * 36 * 36 + 3 * 36 * 48) + 320 * 36
     assert facts["flops_per_token"] == pytest.approx(6 * matrices + 6 * 2 * 36 * 17)
 
@@ -60,7 +60,7 @@ def test_activation_memory_is_what_a_real_forward_pass_keeps(preset):
     initialise(model, 1)
     ids = torch.zeros((run.batch.micro_batch_size, run.model.context_length), dtype=torch.long)
     real = saved_bytes(model, lambda: model.loss(ids, ids, num_targets=1))
-    counted = account_run(run)
+    counted = cost_of_run(run)
     assert real == pytest.approx(counted.activation_bytes, rel=0.03)
     assert counted.activation_bytes_recomputed < 0.6 * counted.activation_bytes
 
