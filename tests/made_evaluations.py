@@ -138,7 +138,7 @@ def evaluation_json(
         "prefix": 0,
         "documents": None,
         "seed": None,
-        "harness": "0.4.13",
+        "lm_eval_version": "0.4.13",
     }
     return {
         "identity": {**told, **identity},

@@ -14,7 +14,7 @@ from tests.conftest import tiny_study
 from tokencodes import files
 from tokencodes.cli import run as command
 from tokencodes.errors import InputError
-from tokencodes.files import LOCK, only_one, write_bytes
+from tokencodes.files import LOCK, locked_folder, write_bytes
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
 from tokencodes.train.run import train
@@ -154,15 +154,15 @@ def test_a_run_whose_model_cannot_be_made_does_not_claim_its_folder(
 
 
 def test_a_lock_leaves_nothing_of_a_folder_into_which_nothing_was_written(tmp_path):
-    with only_one(tmp_path / "a" / "b"):
+    with locked_folder(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / LOCK).is_file()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "a").mkdir()
-    with only_one(tmp_path / "a" / "b"):
+    with locked_folder(tmp_path / "a" / "b"):
         (tmp_path / "a" / "b" / "kept").touch()
     assert {path.name for path in (tmp_path / "a" / "b").iterdir()} == {"kept", LOCK}
     (tmp_path / "empty").mkdir()
-    with only_one(tmp_path / "empty"):
+    with locked_folder(tmp_path / "empty"):
         pass
     assert [path.name for path in (tmp_path / "empty").iterdir()] == [LOCK]  # it was there before
 
@@ -294,15 +294,18 @@ def test_a_folder_that_cannot_be_written_is_read_beside_a_program_that_writes_th
     (tmp_path / LOCK).touch()
     with real(tmp_path / LOCK, "w") as writer, monkeypatch.context() as patched:
         patched.setattr(Path, "open", denied)
-        with only_one(tmp_path), only_one(tmp_path):  # readers do not exclude each other
+        with locked_folder(tmp_path), locked_folder(tmp_path):  # readers do not exclude each other
             pass
         fcntl.flock(writer, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another program is writing here"), only_one(tmp_path):
+        with (
+            pytest.raises(InputError, match="another program is writing here"),
+            locked_folder(tmp_path),
+        ):
             pass
         (tmp_path / LOCK).unlink()
         # the folder can be written, so it must be locked
-        with pytest.raises(PermissionError), only_one(tmp_path):
+        with pytest.raises(PermissionError), locked_folder(tmp_path):
             pass
         patched.setattr(files.os, "access", lambda *arguments: False)
-        with only_one(tmp_path):
+        with locked_folder(tmp_path):
             pass

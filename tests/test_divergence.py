@@ -144,7 +144,7 @@ def test_the_report_of_an_arm_that_always_diverged_has_its_row_and_no_number_for
     assert "wild seed 1 diverged in step 2: loss nan and gradient norm nan" in text
     assert "wild and learned cannot be compared: wild seed 1, wild seed 2 diverged." in text
     assert ">2 diverged</text>" in text  # in the figure of final losses
-    assert (summary["finished"], summary["asked"], summary["matched"]) == (4, 4, True)
+    assert (summary["finished"], summary["planned"], summary["matched"]) == (4, 4, True)
     assert list(summary["arms"]) == ["learned"]
     assert summary["pairs"] == []
     assert [(run["arm"], run["seed"], run["step"]) for run in summary["diverged"]] == [
@@ -185,7 +185,9 @@ def test_a_baseline_that_lost_a_seed_is_named_in_every_pair(whole, tmp_path):
     for pair in result.pairs():
         expected = (2,) if pair.baseline == "learned" else (1, 2)
         assert pair.seeds == expected
-        assert ("learned seed 1 diverged" in result.told(pair)) == (pair.baseline == "learned")
+        assert ("learned seed 1 diverged" in result.sentence_of(pair)) == (
+            pair.baseline == "learned"
+        )
 
 
 def test_a_study_in_which_every_run_diverged_has_a_page(dataset, tmp_path):

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tokencodes.errors import InputError
-from tokencodes.files import only_one, read_json, read_toml, write_json, write_text
+from tokencodes.files import locked_folder, read_json, read_toml, write_json, write_text
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -41,10 +41,10 @@ def test_damaged_files_are_named(tmp_path):
 
 def test_one_program_a_folder(tmp_path):
     with (
-        only_one(tmp_path / "x"),
+        locked_folder(tmp_path / "x"),
         pytest.raises(InputError, match="another program"),
-        only_one(tmp_path / "x"),
+        locked_folder(tmp_path / "x"),
     ):
         pass
-    with only_one(tmp_path / "x"):
+    with locked_folder(tmp_path / "x"):
         pass

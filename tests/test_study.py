@@ -30,7 +30,7 @@ class Interrupt(Silent):
 
     def record(self, record):
         if self.begun == 3 and record.step == 3:
-            self.stop.asked = True
+            self.stop.requested = True
 
 
 @pytest.fixture(scope="module")
@@ -201,11 +201,11 @@ def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrast
     assert compare(without, tmp_path, Silent())
     # what is judged may change at any time
     study = tiny_study(dataset.path, model=model, arms=arms, evaluation=told)
-    stop = Stop(asked=True)
+    stop = Stop(requested=True)
     assert not compare(study, tmp_path, Silent(), stop) and not list(
         tmp_path.glob("*/*/evaluation/evaluation.json")
     )
-    stop.asked = False
+    stop.requested = False
     assert compare(study, tmp_path, Silent(), stop)
     assert len(list(tmp_path.glob("*/*/evaluation/evaluation.json"))) == 4
     page = write_report(tmp_path)[0].read_text()

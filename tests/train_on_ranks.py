@@ -135,7 +135,7 @@ def world_sizes(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
 
     def stop(trainer: Trainer, rank: int) -> None:
         # one rank alone is asked
-        after(trainer, 4, lambda: setattr(trainer.stop, "asked", rank == 1))
+        after(trainer, 4, lambda: setattr(trainer.stop, "requested", rank == 1))
 
     for count in (2, 1, 4):
         out = folder / str(count)

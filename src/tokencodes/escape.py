@@ -75,12 +75,12 @@ def markdown(text: str) -> str:
     """Text inside a line or a table's cell of Markdown. An underscore inside a word means nothing
     there, so it stays.
     """
-    return MARKDOWN.sub(lambda match: "\\" + match[0], printable(_one_line(text)))
+    return MARKDOWN.sub(lambda match: "\\" + match[0], printable(_single_line(text)))
 
 
 def markdown_code(text: str) -> str:
     """A code span of Markdown, also inside a table's cell."""
-    inside = printable(_one_line(text)).replace("|", "\\|")
+    inside = printable(_single_line(text)).replace("|", "\\|")
     longest = max((len(run) for run in re.findall("`+", inside)), default=0)
     fence, space = "`" * (longest + 1), " " if longest else ""
     return f"{fence}{space}{inside}{space}{fence}"
@@ -88,8 +88,8 @@ def markdown_code(text: str) -> str:
 
 def latex(text: str) -> str:
     """Text inside a cell or a caption of LaTeX."""
-    return printable(_one_line(text)).translate(LATEX)
+    return printable(_single_line(text)).translate(LATEX)
 
 
-def _one_line(text: str) -> str:
+def _single_line(text: str) -> str:
     return re.sub(r"\s*[\r\n]\s*", " ", text)

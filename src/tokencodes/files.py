@@ -153,7 +153,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def only_one(folder: Path, named: Path | None = None) -> Iterator[None]:
+def locked_folder(folder: Path, named: Path | None = None) -> Iterator[None]:
     """Makes `folder` and holds it: two programs that write into one folder would undo each other's
     work. named: what its user calls it. A folder that was made here, and into which nothing was
     written, is removed at the end.
@@ -219,7 +219,7 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
             f"{folder}: it needs about {needed} GB and {here} GB are free; name another --out"
         )
     partial = folder.with_name(f".tmp-{folder.name}")
-    with only_one(partial, folder):
+    with locked_folder(partial, folder):
         try:
             for left in partial.iterdir():  # by a program that was killed
                 if left.name != LOCK:

@@ -27,7 +27,7 @@ def free_bytes() -> int:
 
 
 def require_memory(
-    needed: int, what: str, way_out: str, total: int | None = None, free: int | None = None
+    needed: int, what: str, remedy: str, total: int | None = None, free: int | None = None
 ) -> None:
     """InputError where `needed` bytes are more than there can be. total, free: of a GPU; by default
     the machine's.
@@ -38,7 +38,7 @@ def require_memory(
         wanted, whole, left = (significant(count / 1e9) for count in (needed, total, free))
         raise InputError(
             f"{what}: about {wanted} GB of memory; here are {whole} GB, {left} GB of them free;"
-            f" {way_out}"
+            f" {remedy}"
         )
 
 

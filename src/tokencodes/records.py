@@ -33,30 +33,30 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 def read_record(
-    path: Path, kind: type[AnyRecord], way_out: str = "take a new copy, or make it anew"
+    path: Path, kind: type[AnyRecord], remedy: str = "take a new copy, or make it anew"
 ) -> AnyRecord:
     """The record in a JSON file. InputError names the file and its first wrong field, and ends with
-    `way_out`.
+    `remedy`.
     """
-    return checked(read_json(path), kind, str(path), way_out)
+    return checked(read_json(path), kind, str(path), remedy)
 
 
 def checked_lines(
-    lines: Iterable[Any], kind: type[AnyRecord], path: Path, way_out: str
+    lines: Iterable[Any], kind: type[AnyRecord], path: Path, remedy: str
 ) -> Iterable[AnyRecord]:
     """The records of the lines of a file. InputError names the file and the line."""
     return (
-        checked(line, kind, f"{path}, line {number}", way_out)
+        checked(line, kind, f"{path}, line {number}", remedy)
         for number, line in enumerate(lines, 1)
     )
 
 
-def checked(value: Any, kind: type[AnyRecord], place: str, way_out: str) -> AnyRecord:
+def checked(value: Any, kind: type[AnyRecord], place: str, remedy: str) -> AnyRecord:
     """A value out of JSON as a record. InputError names the place and the first wrong field."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise InputError(f"{place}: {first_complaint(error)}; {way_out}") from None
+        raise InputError(f"{place}: {first_complaint(error)}; {remedy}") from None
 
 
 def first_complaint(error: ValidationError) -> str:

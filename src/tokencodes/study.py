@@ -23,7 +23,7 @@ from tokencodes.data.mixture import Mixture
 from tokencodes.data.windows import HeldOut
 from tokencodes.errors import InputError
 from tokencodes.evaluate.ngram import fit_and_score
-from tokencodes.files import only_one, read_toml, write_json, write_text
+from tokencodes.files import locked_folder, read_toml, write_json, write_text
 from tokencodes.model import TokenCodeForCausalLM
 from tokencodes.parallel import World, join
 from tokencodes.records import read_record
@@ -83,7 +83,7 @@ def compare(
 
 def _hold(held: ExitStack, out: Path, study: StudyConfig) -> None:
     check_folder(study, out)
-    held.enter_context(only_one(out))
+    held.enter_context(locked_folder(out))
 
 
 def _compare(
@@ -168,10 +168,10 @@ def _check_evaluation(study: StudyConfig) -> None:
     if not asked.suite:
         return
     from tokencodes.evaluate.suites import benchmarks
-    from tokencodes.evaluate.tasks import check_rows, harness
+    from tokencodes.evaluate.tasks import check_rows, lm_eval_folder
 
     chosen = benchmarks(asked.suite)
-    harness()
+    lm_eval_folder()
     check_rows(chosen, Path(asked.data) if asked.data else None)
     if asked.context_length is not None and asked.context_length > study.model.context_length:
         raise InputError(
@@ -187,7 +187,7 @@ def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
     asked = study.evaluation
     if not asked.suite:
         return
-    from tokencodes.evaluate.evaluation import Asking, audit
+    from tokencodes.evaluate.evaluation import EvaluationSettings, audit
     from tokencodes.evaluate.suites import benchmarks
     from tokencodes.evaluate.texts import open_texts
 
@@ -197,7 +197,10 @@ def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
         asked.context_length or study.model.context_length,
     )
     try:
-        audit(Asking(benchmarks(asked.suite), data, limit, texts.prefix, asked.documents), texts)
+        audit(
+            EvaluationSettings(benchmarks(asked.suite), data, limit, texts.prefix, asked.documents),
+            texts,
+        )
     except InputError as error:
         raise InputError(f"evaluation.suite: {error}") from None
 
@@ -206,14 +209,20 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
     """Scores every run on the suite but those that diverged; False if a stop was asked for: what is
     scored by then is kept.
     """
-    from tokencodes.evaluate.evaluation import Asking, evaluate, identity, kept_evaluation, same
+    from tokencodes.evaluate.evaluation import (
+        EvaluationSettings,
+        evaluate,
+        identity,
+        kept_evaluation,
+        same,
+    )
     from tokencodes.evaluate.subject import context_limit, open_evaluated
     from tokencodes.evaluate.suites import benchmarks
 
     asked, chosen = study.evaluation, benchmarks(study.evaluation.suite)
 
     def progress(done: int, of: int, rate: float, left: float) -> None:
-        if stop.asked:
+        if stop.requested:
             raise _Stopped
 
     for _, name in runs(study):
@@ -221,7 +230,7 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
             continue
         subject = open_evaluated(str(out / name / "model"), None, study.engine.device, "float32")
         limit = context_limit(subject.model.config, asked.context_length)
-        asking = Asking(
+        asking = EvaluationSettings(
             chosen,
             Path(asked.data) if asked.data else None,
             limit,

@@ -334,7 +334,7 @@ def test_an_informed_order_is_stored_unless_the_code_is_learned():
     ],
 )
 def test_float_tables_travel(text, names):
-    assert tables.travelling(InterfaceSpec.parse(text)) == names
+    assert tables.hashed_tables(InterfaceSpec.parse(text)) == names
 
 
 def test_the_hash_of_a_model_covers_what_travels_and_the_bits():

@@ -143,7 +143,7 @@ def cached(file) -> CachedEncoder:
 
 @pytest.fixture(scope="module")
 def cuts(file) -> Pretokenizer:
-    return Pretokenizer(file.tokenizer, file.told)
+    return Pretokenizer(file.tokenizer, file.rules)
 
 
 def test_every_code_point_has_the_class_that_the_library_shows_for_it(file, cuts):
@@ -160,7 +160,7 @@ def test_every_code_point_has_the_class_that_the_library_shows_for_it(file, cuts
     assert pre_tokens("\n" + "".join(of[BLANK] + of[SPACE])) == 1
     for number in of[NUMBER]:
         assert [pre_tokens(before + number) for before in "a!\n"] == [2, 2, 2]
-    digits_apart = file.told["pre_tokenizer"]["type"] == "Sequence"
+    digits_apart = file.rules["pre_tokenizer"]["type"] == "Sequence"
     assert pre_tokens("".join(of[NUMBER])) == (len(of[NUMBER]) if digits_apart else 1)
 
 

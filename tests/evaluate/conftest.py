@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from tests.conftest import VOCAB, tiny_study
-from tokencodes.evaluate.evaluation import Asking, evaluate
+from tokencodes.evaluate.evaluation import EvaluationSettings, evaluate
 from tokencodes.evaluate.subject import open_evaluated
 from tokencodes.evaluate.suites import benchmarks
 from tokencodes.evaluate.texts import open_texts
@@ -126,7 +126,7 @@ def evaluated(runs, real_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluated")
     for path in sorted(runs.glob("*/*")):
         subject = open_evaluated(str(path), None, "cpu", "float32")
-        asking = Asking(
+        asking = EvaluationSettings(
             benchmarks(SUITE), real_data / "eval", 96, subject.texts.prefix, documents=4
         )
         evaluate(subject, asking, folder / path.parent.name / path.name)

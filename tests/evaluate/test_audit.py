@@ -3,7 +3,7 @@
 import pytest
 
 from tokencodes.evaluate.audit import multiple_choice
-from tokencodes.evaluate.evaluation import Asking, audit
+from tokencodes.evaluate.evaluation import EvaluationSettings, audit
 from tokencodes.evaluate.suites import BENCHMARKS, SHA256, SUITES, benchmarks
 from tokencodes.evaluate.tasks import embedded_rows, make_tasks
 from tokencodes.evaluate.texts import open_texts
@@ -13,7 +13,7 @@ from tokencodes.train.settings import read_study
 def test_the_paper_suites_counts_are_the_papers(real_data):
     texts = open_texts(real_data / "tokenizer" / "smollm2.json")
     found, sha256 = audit(
-        Asking(benchmarks("paper"), real_data / "eval", 2048, texts.prefix), texts
+        EvaluationSettings(benchmarks("paper"), real_data / "eval", 2048, texts.prefix), texts
     )
     counts = {one.name: (one.requests, one.truncated) for one in [*found, multiple_choice(found)]}
     assert counts["multiple choice without MMLU"] == (68_671, 0)

@@ -18,7 +18,7 @@ from tokencodes.evaluate.audit import (
     record_of,
     title_of,
 )
-from tokencodes.evaluate.requests import Asked, Request
+from tokencodes.evaluate.requests import Request, RequestSource
 from tokencodes.evaluate.scorer import Score
 from tokencodes.evaluate.suites import MULTIPLE_CHOICE
 
@@ -26,7 +26,7 @@ from tokencodes.evaluate.suites import MULTIPLE_CHOICE
 def asked(dropped=0, lost=0, prefix=None, begin=0):
     ids = np.array([5, 6, 7, 8], dtype=np.uint32)
     return Request(
-        Asked("mmlu_0/law", 3, 1),
+        RequestSource("mmlu_0/law", 3, 1),
         ids[:1],
         ids[1:],
         dropped,

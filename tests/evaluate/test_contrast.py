@@ -12,7 +12,7 @@ from tokencodes.cli import run as command
 from tokencodes.errors import InputError
 from tokencodes.evaluate.audit import difference, multiset
 from tokencodes.evaluate.contrast import Contrast, compared, contrast
-from tokencodes.evaluate.evaluation import Asking, evaluate
+from tokencodes.evaluate.evaluation import EvaluationSettings, evaluate
 from tokencodes.evaluate.folder import read_requests
 from tokencodes.evaluate.paired import Difference
 from tokencodes.evaluate.pairs import open_evaluation, sides
@@ -141,12 +141,16 @@ def test_other_requests_are_not_contrasted_and_it_is_said_which(
     subject = open_evaluated(str(runs / "learned" / "seed-1"), None, "cpu", "float32")
     evaluate(
         subject,
-        Asking(benchmarks("lambada"), real_data / "eval", 90, subject.texts.prefix, documents=4),
+        EvaluationSettings(
+            benchmarks("lambada"), real_data / "eval", 90, subject.texts.prefix, documents=4
+        ),
         tmp_path / "a",
     )
     evaluate(
         subject,
-        Asking(benchmarks("lambada"), real_data / "eval", 60, subject.texts.prefix, documents=4),
+        EvaluationSettings(
+            benchmarks("lambada"), real_data / "eval", 60, subject.texts.prefix, documents=4
+        ),
         tmp_path / "b",
     )
     with pytest.raises(
@@ -194,7 +198,7 @@ def test_one_cluster_gives_no_error_and_that_is_said(runs, real_data, tmp_path):
     for arm in ("learned", "binary"):
         subject = open_evaluated(str(runs / arm / "seed-1"), None, "cpu", "float32")
         for suite, name in (("lambada", "one"), ("lambada,winogrande", "two")):
-            asking = Asking(
+            asking = EvaluationSettings(
                 benchmarks(suite), real_data / "eval", 96, subject.texts.prefix, documents=1
             )
             evaluate(subject, asking, tmp_path / name / arm)

@@ -14,7 +14,7 @@ from tests.evaluate.conftest import SUITE, tiny
 from tokencodes.checkpoint import weights_sha256
 from tokencodes.cli import run as command
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.evaluate.evaluation import Asking, evaluate
+from tokencodes.evaluate.evaluation import EvaluationSettings, evaluate
 from tokencodes.evaluate.folder import read_documents, read_evaluation, read_requests
 from tokencodes.evaluate.second_scorer import check, sample
 from tokencodes.evaluate.subject import open_evaluated
@@ -63,14 +63,16 @@ def test_the_same_command_keeps_a_finished_evaluation_and_refuses_another(
     folder = tmp_path / "copy"
     shutil.copytree(evaluated / "learned" / "seed-1", folder)
     subject = open_evaluated(str(runs / "learned" / "seed-1"), None, "cpu", "float32")
-    asking = Asking(benchmarks(SUITE), real_data / "eval", 96, subject.texts.prefix, documents=4)
+    asking = EvaluationSettings(
+        benchmarks(SUITE), real_data / "eval", 96, subject.texts.prefix, documents=4
+    )
     before = (folder / "evaluation.json").stat().st_mtime_ns
     evaluate(subject, asking, folder)
     assert (folder / "evaluation.json").stat().st_mtime_ns == before
     with pytest.raises(InputError, match="holds another evaluation"):
         evaluate(
             subject,
-            Asking(
+            EvaluationSettings(
                 benchmarks("lambada"), real_data / "eval", 96, subject.texts.prefix, documents=4
             ),
             folder,
@@ -264,7 +266,7 @@ def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_h
         )
         (tmp_path / "run" / "config.toml").write_text(kept.replace(before, data))
         assert open_evaluated(str(tmp_path / "run"), None, "cpu", "float32").held_out is said
-    asking = Asking(benchmarks("embedded"), None, 96, by_run.texts.prefix, documents=2)
+    asking = EvaluationSettings(benchmarks("embedded"), None, 96, by_run.texts.prefix, documents=2)
     told = evaluate(by_run, asking, tmp_path / "out")["identity"]
     assert told["rows"] == "embedded" and told["embedded_held_out"] is None
     page = write_evaluation([tmp_path / "out"], tmp_path / "out").read_text()

@@ -49,13 +49,13 @@ def said(arguments, capsys):
 def test_options_of_evaluate_are_checked_before_lm_eval_is_loaded(
     folder, tmp_path, monkeypatch, capsys, arguments, line
 ):
-    monkeypatch.setattr(tasks, "harness", refuse("lm-eval"))
+    monkeypatch.setattr(tasks, "lm_eval_version", refuse("lm-eval"))
     assert line in said(["evaluate", folder, "--out", tmp_path / "out", *arguments], capsys)
     assert not (tmp_path / "out").exists()
 
 
 def test_the_folder_of_evaluate_is_checked_before_lm_eval_is_loaded(folder, monkeypatch, capsys):
-    monkeypatch.setattr(tasks, "harness", refuse("lm-eval"))
+    monkeypatch.setattr(tasks, "lm_eval_version", refuse("lm-eval"))
     assert "neither empty nor of this command" in said(
         ["evaluate", folder, "--suite", "embedded", "--out", folder], capsys
     )
@@ -199,8 +199,8 @@ def test_an_audit_believes_no_config_that_is_not_a_models(tmp_path, tokenizer_pa
     (tmp_path / "tokenizer.json").write_bytes(tokenizer_path.read_bytes())
     (tmp_path / "config.json").write_text(text)
     assert (
-        subject.context_beside(str(tmp_path))
-        == subject.context_beside(str(tmp_path / "tokenizer.json"))
+        subject.model_context_length(str(tmp_path))
+        == subject.model_context_length(str(tmp_path / "tokenizer.json"))
         == 2048
     )
 
@@ -208,13 +208,13 @@ def test_an_audit_believes_no_config_that_is_not_a_models(tmp_path, tokenizer_pa
 def test_an_audit_reads_as_many_tokens_as_the_model_beside_the_tokenizer(folder, tmp_path):
     tiny("gpt2").save_pretrained(tmp_path / "gpt2")
     assert (
-        subject.context_beside(str(folder))
+        subject.model_context_length(str(folder))
         == 128
-        == subject.context_beside(str(folder / "tokenizer.json"))
+        == subject.model_context_length(str(folder / "tokenizer.json"))
     )
-    assert subject.context_beside(str(tmp_path / "gpt2")) == 128  # which calls it n_positions
-    assert subject.context_beside(str(tmp_path)) == 128  # as of a run: its model
-    assert subject.context_beside("owner/name") == 2048
+    assert subject.model_context_length(str(tmp_path / "gpt2")) == 128  # which calls it n_positions
+    assert subject.model_context_length(str(tmp_path)) == 128  # as of a run: its model
+    assert subject.model_context_length("owner/name") == 2048
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from tokencodes.errors import InputError
 from tokencodes.evaluate.requests import (
     CHOICE,
     ROLLING,
-    Asked,
     Request,
+    RequestSource,
     pair_requests,
     rolling_requests,
     sha256,
@@ -21,7 +21,7 @@ from tokencodes.evaluate.requests import (
 )
 from tokencodes.evaluate.texts import open_texts
 
-WHO = Asked("t", 3, 0)
+WHO = RequestSource("t", 3, 0)
 
 
 def one(texts, context, continuation, limit=100, prefix=0):
@@ -71,7 +71,7 @@ def test_nothing_to_score_and_too_much_to_score_are_refused(small_texts):
     ):
         one(small_texts, "a", "")
     pairs = [("a", " b c d e f"), ("a", " b"), ("a", " b c d e f g h")]
-    asked = [Asked("t", 3, 0), Asked("t", 3, 1), Asked("u/x", 5, 0)]
+    asked = [RequestSource("t", 3, 0), RequestSource("t", 3, 1), RequestSource("u/x", 5, 0)]
     with pytest.raises(InputError) as told:
         pair_requests(pairs, asked, small_texts, 2, 0)
     # all of them at once
@@ -113,7 +113,7 @@ def test_a_document_in_windows_says_which_of_them_has_the_prefix(small_texts):
     assert [request.prefix for request in found] == [0] + [None] * (len(found) - 1) and len(
         found
     ) > 2
-    assert [request.asked.part for request in found] == list(range(len(found)))
+    assert [request.source.part for request in found] == list(range(len(found)))
     whole = np.concatenate([request.continuation for request in found])
     assert (
         whole.tolist() == small_texts.tokenizer.encode("Emma was happy. " * 8)
@@ -173,11 +173,11 @@ def test_a_continuation_that_gives_no_token_is_refused_for_all_documents_at_once
     texts = open_texts(holey_path)
     pairs = [("a", "\x04"), ("a", " b"), ("\x04", "\x04"), ("", "\x04"), ("", "<|endoftext|>")]
     asked = [
-        Asked("t/x", 1, 0),
-        Asked("t/x", 1, 1),
-        Asked("t/y", 2, 0),
-        Asked("u", 3, 1),
-        Asked("u", 4, 0),
+        RequestSource("t/x", 1, 0),
+        RequestSource("t/x", 1, 1),
+        RequestSource("t/y", 2, 0),
+        RequestSource("u", 3, 1),
+        RequestSource("u", 4, 0),
     ]
     with pytest.raises(InputError) as error:
         pair_requests(pairs, asked, texts, 100, 0)
@@ -199,7 +199,7 @@ def test_a_request_without_a_context_or_without_a_continuation_cannot_exist():
         ):
             Request(WHO, context, continuation, 0, None, None, "", "", ("", ""))
     request = Request(WHO, some, some, 0, None, None, "", "", ("", ""))
-    assert (request.scored, request.begin, request.tokens.tolist(), request.asked.kind) == (
+    assert (request.scored, request.begin, request.tokens.tolist(), request.source.kind) == (
         1,
         0,
         [1, 1],
@@ -284,10 +284,10 @@ def test_a_rolling_document_of_nothing_but_a_begin_token_is_refused(beginning_pa
 
 def test_the_windows_of_a_document_have_hashes_and_the_first_one_has_what_was_lost(holey_path):
     texts, text = open_texts(holey_path), "Emma\x04 was happy. " * 4
-    found = rolling_requests([text], [Asked("t", 9, 5)], texts, 16, 0)
+    found = rolling_requests([text], [RequestSource("t", 9, 5)], texts, 16, 0)
     assert len(found) > 1 and [request.lost for request in found] == [4] + [0] * (len(found) - 1)
-    assert [request.asked for request in found] == [
-        Asked("t", 9, part, ROLLING) for part in range(len(found))
+    assert [request.source for request in found] == [
+        RequestSource("t", 9, part, ROLLING) for part in range(len(found))
     ]
     assert {request.context_sha256 for request in found} == {sha256("")} and {
         request.dropped for request in found

@@ -16,14 +16,14 @@ from tokencodes.evaluate import packed
 from tokencodes.evaluate import plan as plan_module
 from tokencodes.evaluate import scorer as scorer_module
 from tokencodes.evaluate.plan import make_plan
-from tokencodes.evaluate.requests import Asked, Request
+from tokencodes.evaluate.requests import Request, RequestSource
 from tokencodes.evaluate.scorer import Score, Scorer, _finished, _judge, _needed
 
 
 def request_of(ids, scored, number=0):
     ids = np.array(ids, dtype=np.uint32)
     return Request(
-        Asked("t", number, 0), ids[:-scored], ids[-scored:], 0, None, None, "", "", ("", "")
+        RequestSource("t", number, 0), ids[:-scored], ids[-scored:], 0, None, None, "", "", ("", "")
     )
 
 

@@ -6,12 +6,12 @@ import torch
 from tests.evaluate.conftest import tiny, with_begin
 from tokencodes.errors import CheckFailed
 from tokencodes.evaluate import second_scorer
-from tokencodes.evaluate.requests import CHOICE, Asked, pair_requests, rolling_requests
+from tokencodes.evaluate.requests import CHOICE, RequestSource, pair_requests, rolling_requests
 from tokencodes.evaluate.scorer import Scorer
 from tokencodes.evaluate.second_scorer import Claim, _ids, check, sample
 from tokencodes.evaluate.texts import open_texts
 
-WHO = Asked("t", 0, 0)
+WHO = RequestSource("t", 0, 0)
 DOCUMENT = "Emma was happy. " * 6
 
 
@@ -25,7 +25,7 @@ def claims_of(texts, model, limit, prefix, pairs=(), documents=()):
             0,
             0,
             *one.texts,
-            None if one.asked.kind == CHOICE else one.asked.part,
+            None if one.source.kind == CHOICE else one.source.part,
             tuple(score.log_probs),
             score.greedy,
         )

@@ -9,7 +9,7 @@ import pytest
 
 from tokencodes.evaluate.audit import RequestRecord, counts
 from tokencodes.evaluate.evaluation import _other_prefix
-from tokencodes.evaluate.requests import CHOICE, ROLLING, Asked, Request
+from tokencodes.evaluate.requests import CHOICE, ROLLING, Request, RequestSource
 from tokencodes.evaluate.scorer import Score
 from tokencodes.evaluate.sensitivity import (
     FIRST,
@@ -151,7 +151,7 @@ def test_norms_give_an_accuracy_each():
 def request(ids, context, kind=CHOICE, prefix=None, task="t"):
     ids = np.array(ids, dtype=np.uint32)
     return Request(
-        Asked(task, 0, 0, kind),
+        RequestSource(task, 0, 0, kind),
         np.array(context, np.uint32),
         ids,
         0,

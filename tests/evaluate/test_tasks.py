@@ -10,9 +10,9 @@ import pytest
 
 from tokencodes.errors import InputError
 from tokencodes.evaluate import tasks
-from tokencodes.evaluate.evaluation import Asking, chosen_documents
+from tokencodes.evaluate.evaluation import EvaluationSettings, chosen_documents
 from tokencodes.evaluate.language_model import LanguageModel
-from tokencodes.evaluate.requests import ROLLING, Asked
+from tokencodes.evaluate.requests import ROLLING, RequestSource
 from tokencodes.evaluate.suites import (
     BENCHMARKS,
     EMBEDDED,
@@ -25,7 +25,7 @@ from tokencodes.evaluate.suites import (
 from tokencodes.evaluate.tasks import (
     check_rows,
     embedded_rows,
-    harness,
+    lm_eval_folder,
     make_tasks,
     names_of,
     read_rows,
@@ -123,26 +123,26 @@ def test_names_of_rows_are_those_that_benchmarks_want_and_several_missing_ones_a
 
 
 def test_lm_eval_must_be_the_release_that_is_meant(monkeypatch):
-    assert (harness() / "mmlu").is_dir() and tasks.HARNESS == "0.4.13"
+    assert (lm_eval_folder() / "mmlu").is_dir() and tasks.LM_EVAL_VERSION == "0.4.13"
     monkeypatch.setattr(tasks, "version", lambda name: "0.4.14")
     with pytest.raises(InputError, match=r"lm-eval 0\.4\.14: prompts are bound to 0\.4\.13"):
-        harness()
+        lm_eval_folder()
 
     def absent(name):
         raise tasks.PackageNotFoundError
 
     monkeypatch.setattr(tasks, "version", absent)
     with pytest.raises(InputError, match="evaluation needs lm-eval: pip install"):
-        harness()
+        lm_eval_folder()
 
 
 def test_lm_eval_is_made_quick_and_quiet_once():
     from lm_eval import utils
     from lm_eval.api import task
 
-    harness()
+    lm_eval_folder()
     once = task.tqdm, utils.env.from_string
-    harness()
+    lm_eval_folder()
     assert (task.tqdm, utils.env.from_string) == once
     assert isinstance(task.tqdm, functools.partial) and task.tqdm.keywords == {"disable": True}
     assert utils.env.from_string("{{a}}!").render(a=1) == "1!"
@@ -150,7 +150,7 @@ def test_lm_eval_is_made_quick_and_quiet_once():
 
 
 def test_the_subjects_of_mmlu():
-    found = subjects(harness())
+    found = subjects(lm_eval_folder())
     assert (
         len(found) == 57
         and found[0] == "abstract_algebra"
@@ -200,7 +200,7 @@ def test_documents_are_all_or_a_seeded_draw_from_each_benchmark():
     ]
 
     def chosen(documents, seed=0):
-        return chosen_documents(some, Asking((), None, 16, 0, documents, seed))
+        return chosen_documents(some, EvaluationSettings((), None, 16, 0, documents, seed))
 
     whole = {"mmlu_0/a": [0, 1, 2, 3], "mmlu_0/b": [0, 1, 2], "piqa": [0, 1]}
     assert chosen(None) == chosen(7) == chosen(8) == whole
@@ -219,9 +219,9 @@ def test_documents_are_all_or_a_seeded_draw_from_each_benchmark():
 def test_a_language_model_numbers_documents_as_they_were_chosen(small_texts):
     model = LanguageModel(SimpleNamespace(), small_texts, 16, None, {"t": [4, 9]})
     instance = SimpleNamespace(task_name="t", doc_id=1)
-    assert model._who(instance, 2, ROLLING) == Asked("t", 9, 2, ROLLING)
+    assert model._who(instance, 2, ROLLING) == RequestSource("t", 9, 2, ROLLING)
     assert model._who(SimpleNamespace(task_name="u", doc_id=1), 0, ROLLING).document == 1
-    assert model._who(SimpleNamespace(task_name=None, doc_id=None), 0, ROLLING) == Asked(
+    assert model._who(SimpleNamespace(task_name=None, doc_id=None), 0, ROLLING) == RequestSource(
         "", 0, 0, ROLLING
     )
     assert (

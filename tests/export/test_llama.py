@@ -89,7 +89,9 @@ def test_an_orthogonal_lift_agrees_within_rounding(make, tmp_path):
     assert found.runtimes[0].status == "agrees" and found.runtimes[0].largest_difference <= 1e-4
     assert (
         "orthogonal"
-        in import_model(tmp_path / "plain", tmp_path / "again", None, None, None, False).found
+        in import_model(
+            tmp_path / "plain", tmp_path / "again", None, None, None, False
+        ).recognised_by
     )
 
 
@@ -384,7 +386,7 @@ def test_a_card_shows_an_evaluation_of_these_very_weights_alone(dataset, tmp_pat
             "weights_sha256": "",
             "documents": 3,
             "seed": 0,
-            "harness": "0.4.13",
+            "lm_eval_version": "0.4.13",
             "context_length": 96,
             "prefix": 0,
         },

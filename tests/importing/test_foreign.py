@@ -106,7 +106,9 @@ def test_every_layout_is_found_by_its_logits(neighbours, fused, up_first, leave,
     folder, logits, ids = leave(model, tensors)
     found = import_model(folder, tmp_path / "ours", None, None, logits, False)
     assert found.interface["interface"] == "gf2" and same(model, tmp_path / "ours", ids)
-    assert ("neighbours" in found.found) == neighbours and len(found.mapping) == len(tensors)
+    assert ("neighbours" in found.recognised_by) == neighbours and len(found.mapping) == len(
+        tensors
+    )
 
 
 @pytest.mark.parametrize(

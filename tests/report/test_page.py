@@ -149,7 +149,7 @@ def test_an_unfinished_study_says_so(study, tmp_path):
 
         def begin(self, name, step, steps):
             self.begun += 1
-            stop.asked = self.begun > 2
+            stop.requested = self.begun > 2
 
     stop = Stop()
     assert not compare(study, tmp_path / "part", AfterTwoRuns(), stop)

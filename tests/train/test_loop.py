@@ -13,7 +13,7 @@ import torch
 from tests.conftest import tiny_study
 from tokencodes import checkpoint
 from tokencodes.errors import CheckFailed, InputError
-from tokencodes.files import only_one, read_json, read_json_lines
+from tokencodes.files import locked_folder, read_json, read_json_lines
 from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
 from tokencodes.train.run import train
@@ -43,7 +43,7 @@ class StopAfter(Silent):
 
     def record(self, record) -> None:
         if record.step == self.step:
-            self.stop.asked = True
+            self.stop.requested = True
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,10 @@ def test_a_non_finite_gradient_stops_the_run_even_if_the_loss_is_finite(study, d
 
 
 def test_two_programs_cannot_train_in_one_folder(study, dataset, tmp_path):
-    with only_one(tmp_path), pytest.raises(InputError, match="another program is writing here"):
+    with (
+        locked_folder(tmp_path),
+        pytest.raises(InputError, match="another program is writing here"),
+    ):
         train(study.run("gf2", 1), dataset, tmp_path, Silent())
 
 
@@ -246,7 +249,7 @@ def test_both_signals_ask_for_a_stop_at_the_next_boundary(number, capsys):
     before = signal.getsignal(number)
     with Stop().listen() as stop:
         os.kill(os.getpid(), number)
-        assert stop.asked
+        assert stop.requested
     assert signal.getsignal(number) == before
     assert "stopping at the next step" in capsys.readouterr().err
 

@@ -69,7 +69,7 @@ class StopAfter(Log):
     def record(self, record) -> None:
         super().record(record)
         if isinstance(record, StepRecord) and record.step == self.step:
-            self.stop.asked = True
+            self.stop.requested = True
 
 
 def trainer_of(
@@ -139,7 +139,7 @@ def test_a_trainer_takes_the_world_the_stop_and_the_observer_that_it_is_given(da
     other = trainer_of(dataset, tmp_path / "two", observer, world=World(rank=1))
     # only the first rank speaks
     assert isinstance(other.observer, Silent) and other.observer is not observer
-    assert other.stop.asked is False
+    assert other.stop.requested is False
 
 
 def test_windows_that_do_not_divide_among_ranks_are_refused(dataset, tmp_path):
@@ -354,7 +354,7 @@ def test_a_stop_ends_after_the_step_with_a_checkpoint_that_must_be(dataset, tmp_
 
 def test_a_stop_that_was_asked_for_before_does_no_step_and_saves_nothing(dataset, tmp_path):
     observer = Log()
-    trainer = trainer_of(dataset, tmp_path, observer, Stop(asked=True))
+    trainer = trainer_of(dataset, tmp_path, observer, Stop(requested=True))
     assert trainer.run() is False
     assert observer.steps(StepRecord) == []
     assert checkpoint.checkpoints(tmp_path / "checkpoints") == []
@@ -408,7 +408,7 @@ def test_windows_that_are_shorter_on_average_are_told_at_the_start_alone(dataset
         f" {steps:,.0f} steps; the schedule is of 8"
     ]
     observer = Log()
-    trainer_of(dataset, tmp_path, observer, Stop(asked=True), batch=batch).run()
+    trainer_of(dataset, tmp_path, observer, Stop(requested=True), batch=batch).run()
     assert observer.lines == ["learned seed 1: going on after step 1"]
 
 

@@ -128,14 +128,14 @@ def prepare(
     where it stopped.
     """
     from tokencodes.data.prepare import Means
-    from tokencodes.train.corpus import Asked, prepare_asked
+    from tokencodes.train.corpus import DatasetRequest, prepare_dataset
 
     if not 0 < batch_mb <= 1 << 20:
         raise InputError(
             f"--batch-mb {batch_mb}: it must be above 0, and at most {1 << 20:,} megabytes"
         )
     say = observer(as_json).say
-    asked_for = {
+    given_options = {
         "validation_fraction": validation_fraction,
         "split_seed": split_seed,
         "text_column": text_column,
@@ -146,16 +146,16 @@ def prepare(
         "shard_tokens": shard_tokens,
         "on_error": on_error,
     }
-    asked = Asked(
+    asked = DatasetRequest(
         tuple(inputs),
         tokenizer_file,
-        {key: value for key, value in asked_for.items() if value is not None},
+        {key: value for key, value in given_options.items() if value is not None},
         sets or [],
     )
     means = Means(
         workers, tokenizer_engine, max(1, int(batch_mb * (1 << 20))), engine, tuple(cluster or ())
     )
-    dataset = prepare_asked(asked, out, means, say)
+    dataset = prepare_dataset(asked, out, means, say)
     if dataset is None:
         emit(
             as_json,

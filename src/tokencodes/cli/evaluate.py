@@ -13,7 +13,7 @@ from tokencodes.errors import InputError
 from tokencodes.measured import significant
 
 if TYPE_CHECKING:
-    from tokencodes.evaluate.evaluation import Asking
+    from tokencodes.evaluate.evaluation import EvaluationSettings
     from tokencodes.evaluate.suites import Benchmark
     from tokencodes.evaluate.texts import Texts
 
@@ -69,15 +69,15 @@ def audit(
     chosen = _benchmarks(suite, data)
     from tokencodes.evaluate import evaluation
     from tokencodes.evaluate.audit import multiple_choice, title_of
-    from tokencodes.evaluate.subject import context_beside
-    from tokencodes.evaluate.tasks import harness
+    from tokencodes.evaluate.subject import model_context_length
+    from tokencodes.evaluate.tasks import lm_eval_folder
     from tokencodes.evaluate.texts import open_texts
 
-    harness()
+    lm_eval_folder()
     quiet()
     texts = open_texts(tokenizer)
-    limit = context_beside(tokenizer) if context_length is None else context_length
-    asking = _asking(chosen, data, limit, texts, prefix_token, documents, seed)
+    limit = model_context_length(tokenizer) if context_length is None else context_length
+    asking = _evaluation_settings(chosen, data, limit, texts, prefix_token, documents, seed)
     found, sha256 = evaluation.audit(asking, texts)
     together = multiple_choice(found)
     rows = [*found, together] if together else found
@@ -150,9 +150,9 @@ def evaluate(
         "results.*",
         "audit.*",
     )
-    from tokencodes.evaluate.tasks import check_rows, harness
+    from tokencodes.evaluate.tasks import check_rows, lm_eval_folder
 
-    harness()  # says what to install, before anything imports it
+    lm_eval_folder()  # says what to install, before anything imports it
     check_rows(chosen, data)
     from tokencodes.evaluate import evaluation
     from tokencodes.evaluate.subject import context_limit, find_subject, load
@@ -169,7 +169,9 @@ def evaluate(
         planned.append(
             (
                 subject,
-                _asking(chosen, data, limit, subject.texts, prefix_token, documents, seed),
+                _evaluation_settings(
+                    chosen, data, limit, subject.texts, prefix_token, documents, seed
+                ),
                 folder,
             )
         )
@@ -272,7 +274,7 @@ def _refuse_chat(place: str, texts: "Texts", plain_prompts: bool) -> None:
         )
 
 
-def _asking(
+def _evaluation_settings(
     chosen: "tuple[Benchmark, ...]",
     data: Path | None,
     limit: int,
@@ -280,14 +282,16 @@ def _asking(
     prefix: int | None,
     documents: int | None,
     seed: int,
-) -> "Asking":
-    from tokencodes.evaluate.evaluation import Asking
+) -> "EvaluationSettings":
+    from tokencodes.evaluate.evaluation import EvaluationSettings
 
     if prefix is not None and not 0 <= prefix < texts.vocab_size:
         raise InputError(
             f"--prefix-token {prefix}: the tokenizer's ids are 0 to {texts.vocab_size - 1:,}"
         )
-    return Asking(chosen, data, limit, texts.prefix if prefix is None else prefix, documents, seed)
+    return EvaluationSettings(
+        chosen, data, limit, texts.prefix if prefix is None else prefix, documents, seed
+    )
 
 
 def _refuse_other(out: Path, whole: str, *parts: str) -> None:

@@ -45,11 +45,11 @@ def export(
     """Write a model for other runtimes, open it there, and certify that it is still the same
     function; exit 1 if it is not.
     """
-    from tokencodes.export.export_model import check_asked
+    from tokencodes.export.export_model import check_export_options
     from tokencodes.export.export_model import export as make
     from tokencodes.hub import fetch
 
-    check_asked(to, weights, out, force)  # before a model is fetched
+    check_export_options(to, weights, out, force)  # before a model is fetched
 
     quiet()
     with heeding_terminate():
@@ -100,20 +100,20 @@ def import_model(
     give its own logits.
     """
     from tokencodes.hub import fetch
-    from tokencodes.importing.import_model import check_asked
+    from tokencodes.importing.import_model import check_import_options
     from tokencodes.importing.import_model import import_model as make
 
-    check_asked(out, interface, map_file, logits, force)  # before a model is fetched
+    check_import_options(out, interface, map_file, logits, force)  # before a model is fetched
 
     quiet()
     with heeding_terminate():
         found = make(fetch(place), out, interface, map_file, logits, force)
     table = Table("theirs", "ours", "by", title=f"{place} -> {out}")
     for one in found.mapping:
-        table.add_row(one.theirs, ", ".join(one.ours) or "-", one.by)
+        table.add_row(one.source_name, ", ".join(one.ours) or "-", one.by)
     if not as_json and found.mapping:
         emit(False, None, table)
-    emit(as_json, found.as_json(), f"{out}: {found.found}; compared on {found.compared}")
+    emit(as_json, found.as_json(), f"{out}: {found.recognised_by}; compared on {found.compared}")
     for line in found.notes:
         note(f"note: {line}")
 

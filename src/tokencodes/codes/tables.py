@@ -8,8 +8,8 @@ model can reach them.
   levels     what 0 and 1 are shown as, float32[2, K] as int32, where they are neither 0/1 nor ±1
   lift       the orthogonal lift, float32[d, K] as int32
 
-Float words and the orthogonal lift are the travelling tables: a machine with other numerics makes
-other last bits, so they are believed by hash. All others are regenerated and compared bit by bit.
+Float words and the orthogonal lift are stored with a model and checked by hash: another machine's
+numerics can change their last bits. All other tables are made again and compared bit by bit.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from tokencodes.codes.spec import LINEAR, InterfaceSpec
 Tables = dict[str, NDArray[Any]]
 
 
-def travelling(spec: InterfaceSpec) -> tuple[str, ...]:
+def hashed_tables(spec: InterfaceSpec) -> tuple[str, ...]:
     """The tables of a spec that are checked by hash."""
     names = ("codebook",) if spec.fixed and not spec.binary_valued else ()
     return (*names, "lift") if spec.lift == "orthogonal" and not spec.learned else names
@@ -88,9 +88,9 @@ def shapes(
 
 def tables_sha256(spec: InterfaceSpec, tables: Tables, book_sha256: str | None) -> str | None:
     """The codebook hash of a model: the bits' own where nothing travels, else one over the
-    travelling tables and the bits.
+    hashed tables and the bits.
     """
-    names = travelling(spec)
+    names = hashed_tables(spec)
     if not names:
         return book_sha256
     told = [book_sha256 or ""] if spec.fixed and spec.binary_valued else []

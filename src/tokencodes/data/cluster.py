@@ -23,7 +23,7 @@ from tokencodes.data.manifest import write_manifest
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.errors import InputError
 from tokencodes.escape import CONTROL
-from tokencodes.files import only_one
+from tokencodes.files import locked_folder
 
 try:
     from datatrove.executor.base import PipelineExecutor
@@ -83,7 +83,7 @@ class SealStep(PipelineStep):  # type: ignore[misc]
     def run(self, data: Any, rank: int = 0, world_size: int = 1) -> Any:
         """What datatrove calls."""
         out = self.jobs[0].out
-        with only_one(out):
+        with locked_folder(out):
             if not (out / "manifest.json").is_file():
                 write_manifest(self.jobs, TokenizerFile(self.tokenizer), self.engine)
         return data
@@ -187,8 +187,8 @@ def run_on_ray(
         **options,
     )
     executor.run()
-    told_tokenizer = TokenizerFile(tokenizer)
-    left = [job for job in jobs if finished(job, told_tokenizer) is None]
+    tokenizer_file = TokenizerFile(tokenizer)
+    left = [job for job in jobs if finished(job, tokenizer_file) is None]
     if left:
         title = f"{left[0].input.title}: its task failed ({len(left)} of {len(jobs)} did)"
         raise InputError(f"{title}; the reason is in {_logs(jobs)}/convert/logs")

@@ -39,7 +39,7 @@ from tokencodes.data.tokenized import TOKENIZED, read_tokenized
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.writer import ShardWriter
 from tokencodes.errors import InputError
-from tokencodes.files import LOCK, fsync, only_one, write_json
+from tokencodes.files import LOCK, fsync, locked_folder, write_json
 from tokencodes.records import read_record
 
 BATCH_DOCUMENTS = 4096
@@ -108,7 +108,7 @@ def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) 
     job = replace(job, input=job.input.fetch())
     try:
         # so that a cleaning program can tell work in progress from what a dead one left
-        with only_one(partial):
+        with locked_folder(partial):
             written = _write_folder(job, encoder, partial, report)
             try:
                 partial.replace(folder)
@@ -154,7 +154,7 @@ def clean(out: Path) -> None:
         if not leftover.is_dir():
             leftover.unlink(missing_ok=True)
             continue
-        with suppress(InputError), only_one(leftover):  # a living program holds its own
+        with suppress(InputError), locked_folder(leftover):  # a living program holds its own
             shutil.rmtree(leftover, ignore_errors=True)
 
 

@@ -26,7 +26,7 @@ from tokencodes.errors import InputError
 from tokencodes.files import json_text, read_json
 from tokencodes.records import checked
 
-WAY_OUT = "prepare the dataset anew"
+REMEDY = "prepare the dataset anew"
 
 
 def fingerprint(manifest: dict[str, Any]) -> str:
@@ -145,7 +145,7 @@ class Dataset(Corpus):
                 f"{path}/manifest.json: damaged (its fingerprint does not hold); prepare the"
                 " dataset anew"
             )
-        self.manifest = checked(manifest, Manifest, f"{path}/manifest.json", WAY_OUT)
+        self.manifest = checked(manifest, Manifest, f"{path}/manifest.json", REMEDY)
 
     @property
     def path(self) -> Path:

@@ -71,7 +71,7 @@ class CachedEncoder(Encoder):
 
     def __init__(self, tokenizer: TokenizerFile) -> None:
         super().__init__(tokenizer)
-        self._cuts = Pretokenizer(tokenizer.tokenizer, tokenizer.told)
+        self._cuts = Pretokenizer(tokenizer.tokenizer, tokenizer.rules)
         self._model = tokenizer.tokenizer.model
         self._words = WordCache(self._merge)
         self._special = {
@@ -86,7 +86,7 @@ class CachedEncoder(Encoder):
     @staticmethod
     def supports(tokenizer: TokenizerFile) -> bool:
         """Whether this tokenizer's rules are the ones computed here."""
-        model, added = tokenizer.tokenizer.model, tokenizer.told.get("added_tokens", [])
+        model, added = tokenizer.tokenizer.model, tokenizer.rules.get("added_tokens", [])
         plain = not any(
             token[flag]
             for token in added
@@ -96,7 +96,7 @@ class CachedEncoder(Encoder):
         # in which they look for.
         literals = {token["content"] for token in added} - {""}
         known = {token.content for token in tokenizer.tokenizer.get_added_tokens_decoder().values()}
-        return supports(tokenizer.told) and isinstance(model, BPE) and plain and literals == known
+        return supports(tokenizer.rules) and isinstance(model, BPE) and plain and literals == known
 
     def _merge(self, word: bytes) -> list[int]:
         return [

@@ -22,7 +22,7 @@ from tokencodes.data.progress import PreparationProgress
 from tokencodes.data.tokenizer import TokenizerFile
 from tokencodes.data.workers import run_jobs
 from tokencodes.errors import InputError
-from tokencodes.files import LOCK, only_one, write_bytes
+from tokencodes.files import LOCK, locked_folder, write_bytes
 
 Say = Callable[[str], None]
 
@@ -74,7 +74,7 @@ def start(
             f"--cluster {means.cluster[0]!r}: only engine slurm or ray takes it; give --engine"
         )
     require_ours(out)
-    with only_one(out):
+    with locked_folder(out):
         clean(out)
         if (out / "manifest.json").is_file():
             return _same_or_error(out, found, options, tokenizer)

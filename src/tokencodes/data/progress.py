@@ -17,7 +17,7 @@ class PreparationProgress:
         self._inputs, self._total, self._say = inputs, total_bytes, say
         self._lock = threading.Lock()
         self._began = self._said = time.monotonic()
-        self._done_inputs = self._read = self._text = self._tokens = self._found = 0
+        self._done_inputs = self._read = self._text = self._tokens = self._skipped = 0
 
     def add(self, progress: Progress) -> None:
         """One report of a worker."""
@@ -29,23 +29,23 @@ class PreparationProgress:
                 self._said = time.monotonic()
                 self._say(self.line())
 
-    def input_done(self, found_bytes: int = 0) -> None:
-        """An input is converted; `found_bytes` of its file were not read now, because an earlier
+    def input_done(self, skipped_bytes: int = 0) -> None:
+        """An input is converted; `skipped_bytes` of its file were not read now, because an earlier
         run had done so.
         """
         with self._lock:
             self._done_inputs += 1
-            self._found += found_bytes
+            self._skipped += skipped_bytes
 
     def line(self) -> str:
         """Inputs, share, MB and tokens a second since the beginning of this run, time left."""
         seconds = max(1e-9, time.monotonic() - self._began)
         left = (
-            (self._total - self._found - self._read) * seconds / self._read if self._read else 0.0
+            (self._total - self._skipped - self._read) * seconds / self._read if self._read else 0.0
         )
         # Of what is fetched from the hub no size is known beforehand.
         share = (
-            (self._read + self._found) / self._total
+            (self._read + self._skipped) / self._total
             if self._total
             else self._done_inputs / max(1, self._inputs)
         )

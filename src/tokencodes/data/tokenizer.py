@@ -67,7 +67,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
 
 
 @contextmanager
-def library(place: str, way_out: str) -> Iterator[None]:
+def library(place: str, remedy: str) -> Iterator[None]:
     """Makes InputErrors of the errors of the tokenizers library, and of no others.
 
     It raises bare Exceptions, ValueErrors where it cannot read a file, and panics, which are no
@@ -85,7 +85,7 @@ def library(place: str, way_out: str) -> Iterator[None]:
             and not reading
         ):
             raise
-        raise InputError(f"{place} ({first_line(error, 80)}); {way_out}") from None
+        raise InputError(f"{place} ({first_line(error, 80)}); {remedy}") from None
 
 
 class TokenizerFile:
@@ -175,7 +175,7 @@ class TokenizerFile:
         return rules
 
     @property
-    def told(self) -> dict[str, Any]:
+    def rules(self) -> dict[str, Any]:
         """The file's rules, as it tells them; without the vocabulary and the merges, which are most
         of it.
         """

@@ -79,7 +79,7 @@ def record_of(
 ) -> RequestRecord:
     """The record of a request, and of its answer if it has one."""
     told: dict[str, Any] = {
-        **asdict(request.asked),
+        **asdict(request.source),
         "context_sha256": request.context_sha256,
         "continuation_sha256": request.continuation_sha256,
         "read_sha256": request.read_sha256,

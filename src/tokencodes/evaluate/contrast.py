@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tokencodes.errors import InputError
 from tokencodes.evaluate.audit import difference, multiset, multiset_sha256
-from tokencodes.evaluate.folder import REQUESTS, WAY_OUT, read_requests
+from tokencodes.evaluate.folder import REMEDY, REQUESTS, read_requests
 from tokencodes.evaluate.paired import (
     Difference,
     McNemar,
@@ -68,7 +68,7 @@ def require_same(base: Evaluation, other: Evaluation) -> None:
             if multiset_sha256(requests) != side.record.requests_sha256:
                 raise InputError(
                     f"{side.folder / REQUESTS}: not the requests that evaluation.json was made of;"
-                    f" {WAY_OUT}"
+                    f" {REMEDY}"
                 )
         raise InputError(
             f"{base.folder} and {other.folder} did not ask the same: {difference(*asked)}; evaluate"
@@ -232,7 +232,7 @@ def compared(
         "models": [side.identity.model for side in pairs[0]],
         "dtype": base.identity.dtype,
         "margins": {"accuracy": margin, "bits_per_byte": margin_bits},
-        "not_told": _not_told(base, found),
+        "not_told": _metrics_without_error(base, found),
         "held_out": all(side.identity.embedded_held_out is True for pair in pairs for side in pair),
         "contrasts": [
             _finite({**asdict(one), "says": verdict(one, names[0], names[1], what)})
@@ -249,7 +249,7 @@ def _recipes_differ(pairs: Sequence[Pair]) -> bool:
     )
 
 
-def _not_told(base: Evaluation, found: Sequence[Contrast]) -> list[str]:
+def _metrics_without_error(base: Evaluation, found: Sequence[Contrast]) -> list[str]:
     """Metrics of which one cluster of documents, or one seed, gives no error. InputError where that
     is all of them.
     """

@@ -40,8 +40,8 @@ from tokencodes.evaluate.folder import (
 from tokencodes.evaluate.requests import (
     CHOICE,
     ROLLING,
-    Asked,
     Request,
+    RequestSource,
     pair_requests,
     rolling_requests,
 )
@@ -51,14 +51,14 @@ from tokencodes.evaluate.subject import Evaluated
 from tokencodes.evaluate.suites import EMBEDDED, Benchmark
 from tokencodes.evaluate.tasks import TaskOf, make_tasks
 from tokencodes.evaluate.texts import Texts
-from tokencodes.files import only_one
+from tokencodes.files import locked_folder
 from tokencodes.measured import perplexity
 
 CHECKED = 64  # requests that go through the second scorer, shared among benchmarks
 
 
 @dataclass(frozen=True)
-class Asking:
+class EvaluationSettings:
     """What is asked of a model. documents: so many of each benchmark, drawn by `seed`; None for
     all. limit: tokens that are read at once. prefix: the token that stands for an empty context.
     """
@@ -71,7 +71,7 @@ class Asking:
     seed: int = 0
 
 
-def chosen_documents(tasks: Sequence[TaskOf], asking: Asking) -> dict[str, list[int]]:
+def chosen_documents(tasks: Sequence[TaskOf], asking: EvaluationSettings) -> dict[str, list[int]]:
     """The numbers of the scored documents of each task:
     all, or a seeded draw from each benchmark."""
     by_benchmark: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -89,7 +89,7 @@ def chosen_documents(tasks: Sequence[TaskOf], asking: Asking) -> dict[str, list[
     return found
 
 
-def _tasks(asking: Asking) -> tuple[list[TaskOf], dict[str, list[int]]]:
+def _tasks(asking: EvaluationSettings) -> tuple[list[TaskOf], dict[str, list[int]]]:
     """The tasks of which documents are scored, and which."""
     tasks = make_tasks(asking.benchmarks, asking.data)
     chosen = chosen_documents(tasks, asking)
@@ -98,7 +98,7 @@ def _tasks(asking: Asking) -> tuple[list[TaskOf], dict[str, list[int]]]:
 
 def instances(
     tasks: Sequence[TaskOf], chosen: dict[str, list[int]]
-) -> list[tuple[Asked, tuple[str, ...]]]:
+) -> list[tuple[RequestSource, tuple[str, ...]]]:
     """Every request of tasks as lm-eval words it."""
     found = []
     for task in tasks:
@@ -107,12 +107,15 @@ def instances(
         for one in task.task.instances:
             kind = ROLLING if one.request_type == ROLLING else CHOICE
             part = 0 if kind == ROLLING else one.idx
-            found.append((Asked(task.name, numbers[one.doc_id], part, kind), one.args))
+            found.append((RequestSource(task.name, numbers[one.doc_id], part, kind), one.args))
     return found
 
 
 def requests_of(
-    asked: Sequence[tuple[Asked, tuple[str, ...]]], texts: Texts, limit: int, prefix: int | None
+    asked: Sequence[tuple[RequestSource, tuple[str, ...]]],
+    texts: Texts,
+    limit: int,
+    prefix: int | None,
 ) -> list[Request]:
     """The same as tokens."""
     pairs = [(who, args) for who, args in asked if who.kind == CHOICE]
@@ -125,7 +128,7 @@ def requests_of(
     )
 
 
-def audit(asking: Asking, texts: Texts) -> tuple[list[Count], str]:
+def audit(asking: EvaluationSettings, texts: Texts) -> tuple[list[Count], str]:
     """Counts of the requests that an evaluation would make, and the hash of their multiset; no
     model is needed.
     """
@@ -139,14 +142,14 @@ def audit(asking: Asking, texts: Texts) -> tuple[list[Count], str]:
 
 def evaluate(
     evaluated: Evaluated,
-    asking: Asking,
+    asking: EvaluationSettings,
     out: Path,
     batch_tokens: int | None = None,
     progress: Progress = no_progress,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Scores everything, writes the folder, returns what evaluation.json holds."""
-    with only_one(out):
+    with locked_folder(out):
         told = identity(evaluated, asking)
         kept = kept_evaluation(out)
         if kept is not None:
@@ -164,7 +167,7 @@ def evaluate(
             f"{evaluated.name}: {scorer.how}; {scorer.batch_tokens:,} tokens a pass, or one request"
             " that is longer"
         )
-        answered, samples = _by_harness(evaluated, asking, tasks, chosen, scorer)
+        answered, samples = _run_lm_eval(evaluated, asking, tasks, chosen, scorer)
         say("a second scorer reads a sample of the requests again, one at a time")
         opinion = _second_opinion(evaluated, asking, answered)
         say(
@@ -220,7 +223,7 @@ def _apart(one: Identity, other: Identity) -> str:
     )
 
 
-def identity(evaluated: Evaluated, asking: Asking) -> Identity:
+def identity(evaluated: Evaluated, asking: EvaluationSettings) -> Identity:
     """What makes two evaluations the same one."""
     return Identity(
         model=evaluated.name,
@@ -237,19 +240,19 @@ def identity(evaluated: Evaluated, asking: Asking) -> Identity:
         prefix=asking.prefix,
         documents=asking.documents,
         seed=asking.seed if asking.documents else None,
-        harness=version("lm-eval"),
+        lm_eval_version=version("lm-eval"),
     )
 
 
-def _rows(asking: Asking) -> str:
+def _rows(asking: EvaluationSettings) -> str:
     if asking.benchmarks == (EMBEDDED,):
         return "embedded"
     return "local, by SHA-256" if asking.data else "Hugging Face hub"
 
 
-def _by_harness(
+def _run_lm_eval(
     evaluated: Evaluated,
-    asking: Asking,
+    asking: EvaluationSettings,
     tasks: Sequence[TaskOf],
     chosen: dict[str, list[int]],
     scorer: Scorer,
@@ -266,15 +269,15 @@ def _by_harness(
 
 
 def _second_opinion(
-    evaluated: Evaluated, asking: Asking, answered: Sequence[tuple[Request, Score]]
+    evaluated: Evaluated, asking: EvaluationSettings, answered: Sequence[tuple[Request, Score]]
 ) -> dict[str, Any]:
     claims = [
         Claim(
-            one.asked.task.partition("/")[0],
-            one.asked.document,
-            one.asked.part,
+            one.source.task.partition("/")[0],
+            one.source.document,
+            one.source.part,
             *one.texts,
-            one.asked.part if one.asked.kind == ROLLING else None,
+            one.source.part if one.source.kind == ROLLING else None,
             tuple(score.log_probs.tolist()),
             score.greedy,
         )
@@ -342,7 +345,7 @@ def results(
 
 def _sensitivity(
     evaluated: Evaluated,
-    asking: Asking,
+    asking: EvaluationSettings,
     documents: Sequence[dict[str, Any]],
     answered: Sequence[tuple[Request, Score]],
     scorer: Scorer,
@@ -368,7 +371,7 @@ def _sensitivity(
     }
 
 
-def _other_prefix(texts: Texts, asking: Asking) -> int:
+def _other_prefix(texts: Texts, asking: EvaluationSettings) -> int:
     """A token to try before an empty context: a line break's, or the first that a text of one
     letter has.
     """

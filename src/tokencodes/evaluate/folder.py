@@ -25,7 +25,7 @@ from tokencodes.files import write_bytes, write_json
 from tokencodes.records import AnyRecord, Record, first_complaint, read_record
 
 EVALUATION, DOCUMENTS, REQUESTS = "evaluation.json", "documents.jsonl.gz", "requests.jsonl.gz"
-WAY_OUT = "take a new copy of the folder, or evaluate anew"
+REMEDY = "take a new copy of the folder, or evaluate anew"
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -49,7 +49,7 @@ class Identity(Record):
     prefix: int | None
     documents: int | None
     seed: int | None
-    harness: str
+    lm_eval_version: str
 
 
 class ScorerRecord(Record):
@@ -230,7 +230,7 @@ class DocumentRecord(Record):
     tokens: Positive | None = None
 
     @model_validator(mode="after")
-    def _of_one_kind(self) -> Self:
+    def _of_same_kind(self) -> Self:
         kind = self.kind
         needed = {
             "choices": ("gold", "log_probs", "taken", "equal_best"),
@@ -274,7 +274,7 @@ def read_evaluation(folder: Path) -> EvaluationRecord:
     """The evaluation in a folder. InputError: there is none, or it is damaged."""
     if not (folder / EVALUATION).is_file():
         raise InputError(f"{folder}: no finished evaluation; `tokencodes evaluate` writes one")
-    return read_record(folder / EVALUATION, EvaluationRecord, WAY_OUT)
+    return read_record(folder / EVALUATION, EvaluationRecord, REMEDY)
 
 
 def write_evaluation_record(folder: Path, value: dict[str, Any]) -> None:
@@ -306,10 +306,10 @@ def read_records(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:
                     yield kind.model_validate_json(line)
                 except ValidationError as error:
                     raise InputError(
-                        f"{path}, line {number}: {first_complaint(error)}; {WAY_OUT}"
+                        f"{path}, line {number}: {first_complaint(error)}; {REMEDY}"
                     ) from None
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: damaged ({error}); {WAY_OUT}") from None
+        raise InputError(f"{path}: damaged ({error}); {REMEDY}") from None
 
 
 def read_documents(folder: Path, evaluation: EvaluationRecord) -> list[DocumentRecord]:
@@ -323,18 +323,18 @@ def read_documents(folder: Path, evaluation: EvaluationRecord) -> list[DocumentR
     other = by_benchmark.keys() - evaluation.results.keys()
     if other:
         raise InputError(
-            f"{path}: documents of {min(other)}, of which evaluation.json has no result; {WAY_OUT}"
+            f"{path}: documents of {min(other)}, of which evaluation.json has no result; {REMEDY}"
         )
     for name, result in evaluation.results.items():
         own = by_benchmark.get(name, [])
         if len(own) != result.documents:
             raise InputError(
                 f"{path}: {len(own):,} documents of {name}; evaluation.json has"
-                f" {result.documents:,}; {WAY_OUT}"
+                f" {result.documents:,}; {REMEDY}"
             )
         if len({tuple(document.values()) for document in own}) > 1:
             raise InputError(
-                f"{path}: the documents of {name} do not have the same metrics; {WAY_OUT}"
+                f"{path}: the documents of {name} do not have the same metrics; {REMEDY}"
             )
     return documents
 

@@ -24,7 +24,7 @@ from tokencodes.files import read_json_lines, write_json
 from tokencodes.records import Record, checked_lines, read_record
 
 BATCH_FILE = "batch.json"
-WAY_OUT = "remove this file and repeat the command: what it holds is computed again"
+REMEDY = "remove this file and repeat the command: what it holds is computed again"
 
 Answer = tuple[NDArray[np.float32], NDArray[np.bool_]]
 
@@ -51,7 +51,7 @@ def noted_batch(folder: Path | None) -> int | None:
     file is damaged.
     """
     place = folder / BATCH_FILE if folder else None
-    return read_record(place, Batch, WAY_OUT).batch_tokens if place and place.is_file() else None
+    return read_record(place, Batch, REMEDY).batch_tokens if place and place.is_file() else None
 
 
 class Journal:
@@ -72,7 +72,7 @@ class Journal:
             self._read(self.path, sizes)
 
     def _read(self, path: Path, sizes: Sequence[int]) -> None:
-        for at, line in enumerate(checked_lines(read_json_lines(path), Line, path, WAY_OUT), 1):
+        for at, line in enumerate(checked_lines(read_json_lines(path), Line, path, REMEDY), 1):
             # too large a number becomes infinite, and another hash
             with np.errstate(over="ignore"):
                 log_probs, best = (
@@ -82,10 +82,10 @@ class Journal:
             if self._sha256(line.number, log_probs, best) != line.sha256:
                 raise InputError(
                     f"{path}, line {at}: its SHA-256 is not that of its values in this journal;"
-                    f" {WAY_OUT}"
+                    f" {REMEDY}"
                 )
             if line.number >= len(sizes) or {len(log_probs), len(best)} != {sizes[line.number]}:
-                raise InputError(f"{path}, line {at}: no pass of this evaluation; {WAY_OUT}")
+                raise InputError(f"{path}, line {at}: no pass of this evaluation; {REMEDY}")
             self.done[line.number] = log_probs, best
 
     def _sha256(self, number: int, log_probs: NDArray[np.float32], best: NDArray[np.bool_]) -> str:

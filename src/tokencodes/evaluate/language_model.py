@@ -10,8 +10,8 @@ from tokencodes.errors import InputError
 from tokencodes.evaluate.requests import (
     CHOICE,
     ROLLING,
-    Asked,
     Request,
+    RequestSource,
     pair_requests,
     rolling_requests,
 )
@@ -78,13 +78,15 @@ class LanguageModel(TemplateLM):
         windows = rolling_requests(texts, asked, self.texts, self.limit, self.prefix)
         totals: dict[tuple[str, int], float] = {}
         for window, score in zip(windows, self._answer(windows), strict=True):
-            key = (window.asked.task, window.asked.document)
+            key = (window.source.task, window.source.document)
             totals[key] = totals.get(key, 0.0) + score.total
         return [totals[one.task, one.document] for one in asked]
 
-    def _who(self, one: Any, part: int, kind: str) -> Asked:
+    def _who(self, one: Any, part: int, kind: str) -> RequestSource:
         task, number = one.task_name or "", one.doc_id or 0
-        return Asked(task, self.chosen[task][number] if task in self.chosen else number, part, kind)
+        return RequestSource(
+            task, self.chosen[task][number] if task in self.chosen else number, part, kind
+        )
 
     def _answer(self, requests: list[Request]) -> list[Score]:
         scores = self.scorer.score(requests)
@@ -105,7 +107,17 @@ class LanguageModel(TemplateLM):
             dropped = max(0, len(context) + len(scored) - (self.limit + 1))
             ids = [np.array(some, dtype=np.uint32) for some in (context[dropped:], scored)]
             found.append(
-                Request(Asked("", number, 0), ids[0], ids[1], dropped, None, None, "", "", ("", ""))
+                Request(
+                    RequestSource("", number, 0),
+                    ids[0],
+                    ids[1],
+                    dropped,
+                    None,
+                    None,
+                    "",
+                    "",
+                    ("", ""),
+                )
             )
         return [(one.total, one.greedy) for one in self._answer(found)]
 

@@ -17,7 +17,7 @@ from tokencodes.records import Known, Record, checked
 from tokencodes.result import RESULT, ResultRecord
 
 Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
-WAY_OUT = "take the whole run's folder as it was trained"
+REMEDY = "take the whole run's folder as it was trained"
 
 
 class RunOrigin(Record):
@@ -63,7 +63,7 @@ def run_of(origin: Origin | None) -> RunOrigin | None:
     if origin is None:
         return None
     config = checked(
-        read_toml(origin.folder / "config.toml"), _Recipe, f"{origin.folder}/config.toml", WAY_OUT
+        read_toml(origin.folder / "config.toml"), _Recipe, f"{origin.folder}/config.toml", REMEDY
     )
     ended: ResultRecord | TrainState
     kept = origin.folder / "checkpoints" / f"step-{origin.step:08d}"
@@ -88,7 +88,7 @@ def run_of(origin: Origin | None) -> RunOrigin | None:
         "start_sha256": ended.start_sha256,
         "windows_sha256": ended.windows_sha256,
     }
-    return checked(value, RunOrigin, str(file), WAY_OUT)
+    return checked(value, RunOrigin, str(file), REMEDY)
 
 
 def _sha256(value: Any) -> str:

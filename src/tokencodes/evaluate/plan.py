@@ -55,8 +55,8 @@ class Piece:
 
 @dataclass(eq=False)
 class Pass:
-    """Pieces side by side. Asked for: after the row'th token of the pass, the token `target`, which
-    is the place'th of the scored tokens of item `item`; int64[A] each.
+    """Pieces side by side. Each score stands after the row'th token of the pass: it is that of the
+    token `target`, the place'th of the scored tokens of item `item`; int64[A] each.
     """
 
     pieces: list[Piece]

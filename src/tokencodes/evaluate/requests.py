@@ -26,7 +26,7 @@ CHOICE, ROLLING = "loglikelihood", "loglikelihood_rolling"
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestSource:
     """Where a request comes from: `part` is the number of the choice, or of the window of a rolling
     document.
     """
@@ -49,7 +49,7 @@ class Request:
     request has no answer.
     """
 
-    asked: Asked
+    source: RequestSource
     context: Tokens  # shared between requests that have the same one
     continuation: Tokens
     dropped: int
@@ -66,7 +66,7 @@ class Request:
             (self.continuation, "to score"),
         ):
             if not len(tokens):
-                who = self.asked
+                who = self.source
                 raise InputError(
                     f"{who.task}, document {who.document}, part {who.part}: no token {purpose};"
                     " leave it out"
@@ -99,7 +99,7 @@ def sha256(text: str) -> str:
 
 def pair_requests(
     pairs: Sequence[tuple[str, str]],
-    asked: Sequence[Asked],
+    asked: Sequence[RequestSource],
     texts: Texts,
     limit: int,
     prefix: int | None,
@@ -168,7 +168,9 @@ def _moved(context: str, continuation: str) -> tuple[str, str]:
     return bare, context[len(bare) :] + continuation
 
 
-def _prefixed(scored: Tokens, prefix: int | None, who: Asked) -> tuple[Tokens, Tokens, int | None]:
+def _prefixed(
+    scored: Tokens, prefix: int | None, who: RequestSource
+) -> tuple[Tokens, Tokens, int | None]:
     """Context, scored tokens, and the prefix token where it was put before them. It stands for a
     context without tokens, unless the text begins with that very token.
     """
@@ -183,7 +185,11 @@ def _prefixed(scored: Tokens, prefix: int | None, who: Asked) -> tuple[Tokens, T
 
 
 def rolling_requests(
-    documents: Sequence[str], asked: Sequence[Asked], texts: Texts, limit: int, prefix: int | None
+    documents: Sequence[str],
+    asked: Sequence[RequestSource],
+    texts: Texts,
+    limit: int,
+    prefix: int | None,
 ) -> list[Request]:
     """Windows in which each token of a document is asked for once, with as much of it before as
     fits. The first window begins with the prefix token, later ones with one token of the window
@@ -205,7 +211,7 @@ def rolling_requests(
             )
         lost, first = texts.lost(text, whole), hashlib.sha256(b"").hexdigest()
         for number, (context, part) in enumerate(windows(opening, scored, limit)):
-            who_here = Asked(who.task, who.document, number, ROLLING)
+            who_here = RequestSource(who.task, who.document, number, ROLLING)
             hashed = hashlib.sha256(part.astype("<u4").tobytes()).hexdigest()
             here = (lost, used) if number == 0 else (0, None)
             found.append(

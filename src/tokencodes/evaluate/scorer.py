@@ -90,7 +90,7 @@ class Scorer:
         )
 
         def fail(item: int, what: str) -> CheckFailed:
-            who = requests[int(np.flatnonzero(item_of == item)[0])].asked
+            who = requests[int(np.flatnonzero(item_of == item)[0])].source
             return CheckFailed(f"{who.task}, document {who.document}, part {who.part}: {what}")
 
         log_probs = [np.full(scored, np.nan, dtype=np.float32) for _, scored in plan.items]

@@ -100,7 +100,7 @@ def other_prefixes(
     for prefix in prefixes:
         some = []
         for one in first:
-            scored = one.continuation[:FIRST] if one.asked.kind == ROLLING else one.continuation
+            scored = one.continuation[:FIRST] if one.source.kind == ROLLING else one.continuation
             # what the tokenizer added after the prefix is not scored either
             bare = np.concatenate([one.context[1:], scored])
             if prefix is not None:
@@ -142,7 +142,7 @@ def _by_benchmark(
 ) -> list[tuple[str, list[tuple[Request, Any]]]]:
     found: defaultdict[str, list[tuple[Request, Any]]] = defaultdict(list)
     for request, values in some:
-        found[request.asked.task.partition("/")[0]].append((request, values))
+        found[request.source.task.partition("/")[0]].append((request, values))
     return sorted(found.items())
 
 

@@ -114,7 +114,7 @@ def context_limit(config: PretrainedConfig, asked: int | None) -> int:
     return asked if asked is not None else min(int(told or 0), PAPER_CONTEXT)
 
 
-def context_beside(tokenizer: str) -> int:
+def model_context_length(tokenizer: str) -> int:
     """Tokens that the model of a tokenizer reads at once, 2,048 at most as in the paper. It is the
     model in the same folder, or that of the same run. 2,048 where there is none, or its
     configuration does not say.

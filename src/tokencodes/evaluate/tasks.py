@@ -23,7 +23,7 @@ from tokencodes.data.text import read_documents
 from tokencodes.errors import InputError
 from tokencodes.evaluate.suites import EMBEDDED, EMBEDDED_SEED, EMBEDDED_SHARE, SHA256, Benchmark
 
-HARNESS = "0.4.13"  # the release whose task files and request rules are meant
+LM_EVAL_VERSION = "0.4.13"  # the release whose task files and request rules are meant
 SPLITS = {"training_split", "validation_split", "test_split", "fewshot_split"}
 
 
@@ -45,15 +45,16 @@ class TaskOf:
         return found
 
 
-def harness() -> Path:
+def lm_eval_folder() -> Path:
     """The folder of lm-eval's task files. InputError if the wanted release is not there."""
     try:
         found = version("lm-eval")
     except PackageNotFoundError:
         raise InputError("evaluation needs lm-eval: pip install 'tokencodes[eval]'") from None
-    if found != HARNESS:
+    if found != LM_EVAL_VERSION:
         raise InputError(
-            f"lm-eval {found}: prompts are bound to {HARNESS}; pip install 'lm-eval=={HARNESS}'"
+            f"lm-eval {found}: prompts are bound to {LM_EVAL_VERSION}; pip install"
+            f" 'lm-eval=={LM_EVAL_VERSION}'"
         )
     spec = find_spec("lm_eval")
     assert spec is not None and spec.origin is not None
@@ -161,7 +162,7 @@ def make_tasks(chosen: Sequence[Benchmark], data: Path | None) -> list[TaskOf]:
     """The tasks of benchmarks over local rows, or (data None) over lm-eval's own data sets of the
     Hugging Face hub.
     """
-    folder = harness()
+    folder = lm_eval_folder()
     names = names_of(chosen, data)
     read = {name: read_rows(data, name) for name in names} if data else {}
     if any(one.rows == EMBEDDED.rows for one in chosen):

@@ -56,7 +56,7 @@ class IdentityKeys(Known):
     weights_sha256: str
     documents: int | None
     seed: int | None
-    harness: str
+    lm_eval_version: str
     context_length: int
     prefix: int | None
     embedded_held_out: bool | None = None
@@ -233,7 +233,7 @@ def _evaluation(found: EvaluationKeys) -> dict[str, Any]:
         "documents": drawn,
         "unsure": "embedded" in found.results and who.embedded_held_out is not True,
         "accuracies": any("acc" in metrics for metrics in found.results.values()),
-        "harness": who.harness,
+        "lm_eval_version": who.lm_eval_version,
         "context_length": f"{who.context_length:,}",
         "prefix": who.prefix,
         "checked": found.second_opinion.checked,

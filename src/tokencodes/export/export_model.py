@@ -58,7 +58,7 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
     to: llama, gguf, onnx. weights: the type of the matrices. InputError: unusable input.
     CheckFailed: what was written is not the same function in a runtime that is here; it is deleted.
     """
-    to, weights = check_asked(to, weights, out, force)
+    to, weights = check_export_options(to, weights, out, force)
     if place.resolve().is_relative_to(out.resolve()):
         raise InputError(f"{out}: the model lies there; name another --out")
     source = open_source(place)
@@ -111,7 +111,7 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
     return made
 
 
-def check_asked(to: str, weights: str, out: Path, force: bool) -> tuple[str, str]:
+def check_export_options(to: str, weights: str, out: Path, force: bool) -> tuple[str, str]:
     """Format and type as they are written here. InputError for what cannot be made, or may not be
     made there; said before a model is fetched or read.
     """

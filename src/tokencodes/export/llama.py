@@ -57,7 +57,7 @@ def generation(source: Source) -> dict[str, Any]:
     begin = source.model.config.bos_token_id
     return {
         "bos_token_id": begin,
-        "eos_token_id": source.ends_as_told,
+        "eos_token_id": source.eos_token_ids,
         "pad_token_id": end,
         "use_cache": True,
     }

@@ -176,7 +176,7 @@ class OnnxRuntime(Runtime):
         ]
         self._empty = np.zeros((1, first.shape[1], 0, first.shape[3]), dtype=np.float32)
 
-    def _asked(self, ids: list[int], cache: list[Any]) -> list[Any]:
+    def _run(self, ids: list[int], cache: list[Any]) -> list[Any]:
         past = cache[0].shape[2]
         given = {
             "input_ids": np.array([ids], dtype=np.int64),
@@ -189,13 +189,13 @@ class OnnxRuntime(Runtime):
         return answered
 
     def logits(self, ids_T: Ids) -> Logits:
-        found: Logits = self._asked(ids_T.tolist(), [self._empty] * len(self._cache_names))[0][0]
+        found: Logits = self._run(ids_T.tolist(), [self._empty] * len(self._cache_names))[0][0]
         return found
 
     def greedy(self, ids_T: Ids, steps: int) -> list[int]:
         given, cache, tokens = ids_T.tolist(), [self._empty] * len(self._cache_names), []
         for _ in range(steps):
-            logits, *cache = self._asked(given, cache)
+            logits, *cache = self._run(given, cache)
             tokens.append(int(logits[0, -1].argmax()))
             given = tokens[-1:]
         return tokens
@@ -272,7 +272,7 @@ class TransformersJs(Runtime):
         self._command = [node, str(Path(__file__).with_name("transformers_js.mjs")), str(found)]
         self._folder = folder.resolve()
 
-    def _asked(self, question: dict[str, Any]) -> Any:
+    def _run(self, question: dict[str, Any]) -> Any:
         with TemporaryDirectory() as place:
             here = Path(place) / "model"  # it takes no folder with a dot before its name
             here.symlink_to(self._folder)
@@ -290,9 +290,9 @@ class TransformersJs(Runtime):
         return json.loads(done.stdout.splitlines()[-1])
 
     def logits(self, ids_T: Ids) -> Logits:
-        found = self._asked({"ids": ids_T.tolist(), "steps": 0})
+        found = self._run({"ids": ids_T.tolist(), "steps": 0})
         return np.array(found["logits"], dtype=np.float32).reshape(len(ids_T), -1)
 
     def greedy(self, ids_T: Ids, steps: int) -> list[int]:
-        tokens: list[int] = self._asked({"ids": ids_T.tolist(), "steps": steps})["tokens"]
+        tokens: list[int] = self._run({"ids": ids_T.tolist(), "steps": steps})["tokens"]
         return tokens

@@ -98,7 +98,7 @@ class Source:
         )
 
     @property
-    def ends_as_told(self) -> int | list[int] | None:
+    def eos_token_ids(self) -> int | list[int] | None:
         """The same as transformers writes it: none, one, or a list."""
         return self.ends if len(self.ends) > 1 else next(iter(self.ends), None)
 
@@ -121,7 +121,7 @@ class Source:
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "tie_word_embeddings": False,
-            "eos_token_id": self.ends_as_told,
+            "eos_token_id": self.eos_token_ids,
             "rope_theta": config.rope_parameters["rope_theta"],
             "rope_scaling": None,
             "frozen_input": self.frozen,

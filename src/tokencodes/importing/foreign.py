@@ -51,7 +51,7 @@ ASSUMED = {"rms_norm_eps": 1e-5, "rope_theta": 10000.0}
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
+class ReferenceLogits:
     """Logits that came with a checkpoint: ids int64[N, T], logits float[N, T, V]."""
 
     ids: NDArray[np.int64]
@@ -59,7 +59,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Way:
+class Arrangement:
     """One way to read what names cannot tell."""
 
     rotary: str  # halves, neighbours
@@ -73,7 +73,7 @@ class Way:
         )
 
 
-def read_beside(file: Path) -> Beside:
+def read_reference_logits(file: Path) -> ReferenceLogits:
     """`input_ids` and `logits` of a .safetensors or .npz file. InputError where they are not there,
     or do not fit each other.
     """
@@ -105,7 +105,7 @@ def read_beside(file: Path) -> Beside:
             f"--logits {file}: texts of two tokens or more, and finite logits that are not all 0,"
             " are needed"
         )
-    return Beside(ids, logits.astype(np.float32))
+    return ReferenceLogits(ids, logits.astype(np.float32))
 
 
 def weight_files(place: Path) -> list[Path]:
@@ -166,10 +166,10 @@ def import_foreign(
             f"{files[0]}: of no plain Llama, or to be read by --map, so it is believed only by its"
             " own logits; give --logits FILE with input_ids and logits"
         )
-    beside, tensors = read_beside(logits), read_tensors(place)
+    beside, tensors = read_reference_logits(logits), read_tensors(place)
     found = mapping(list(tensors), read_map(map_file) if map_file else {})
     config, assumed = read_config(place)
-    best, fits = float("inf"), dict[str, tuple[Way, InputInterface, float]]()
+    best, fits = float("inf"), dict[str, tuple[Arrangement, InputInterface, float]]()
     for way in ways(found):
         weights, code = _laid_out(tensors, found, way, config["num_attention_heads"], place)
         require_complete(weights, config, beside, place)
@@ -204,7 +204,7 @@ def import_foreign(
 
 
 def _laid_out(
-    tensors: Weights, found: list[Mapped], way: Way, heads: int, place: Path
+    tensors: Weights, found: list[Mapped], way: Arrangement, heads: int, place: Path
 ) -> tuple[Weights, Weights]:
     try:
         return laid_out(tensors, found, way, heads)
@@ -225,7 +225,9 @@ def _digest(weights: Weights, interface: InputInterface) -> str:
     return digest.hexdigest()
 
 
-def require_complete(weights: Weights, config: dict[str, Any], beside: Beside, place: Path) -> None:
+def require_complete(
+    weights: Weights, config: dict[str, Any], beside: ReferenceLogits, place: Path
+) -> None:
     """InputError where tensors are missing or of shapes that do not fit, or the logits are of
     another vocabulary.
     """
@@ -305,7 +307,7 @@ def read_config(place: Path) -> tuple[dict[str, Any], list[str]]:
     }, assumed
 
 
-def ways(found: list[Mapped]) -> Iterator[Way]:
+def ways(found: list[Mapped]) -> Iterator[Arrangement]:
     """Every way that these tensors could be laid out."""
     fused = {
         tuple(name.split(".", 3)[-1].removesuffix(".weight") for name in one.ours)
@@ -316,16 +318,16 @@ def ways(found: list[Mapped]) -> Iterator[Way]:
     for rotary, layout, gate_first in product(
         ("halves", "neighbours"), layouts, (True, False) if GATE_UP in fused else (True,)
     ):
-        yield Way(rotary, layout, gate_first)
+        yield Arrangement(rotary, layout, gate_first)
 
 
 def laid_out(
-    tensors: Weights, found: list[Mapped], way: Way, heads: int
+    tensors: Weights, found: list[Mapped], way: Arrangement, heads: int
 ) -> tuple[Weights, Weights]:
     """Their tensors under our names and in our layout, float32; and the code's own tensors."""
     weights: Weights = {}
     for one in found:
-        tensor = tensors[one.theirs]
+        tensor = tensors[one.source_name]
         if len(one.ours) > 1:
             tensor = (
                 _by_head(tensor, heads, len(one.ours))
@@ -362,7 +364,7 @@ def _by_head(tensor: torch.Tensor, heads: int, parts: int) -> torch.Tensor:
 
 
 def difference(
-    weights: Weights, interface: InputInterface, config: dict[str, Any], beside: Beside
+    weights: Weights, interface: InputInterface, config: dict[str, Any], beside: ReferenceLogits
 ) -> tuple[float, float]:
     """The largest difference of the reference's logits from those given, and the bound of float32,
     on the first text first.
@@ -385,7 +387,11 @@ def difference(
 
 
 def _model(
-    weights: Weights, interface: InputInterface, config: dict[str, Any], beside: Beside, place: Path
+    weights: Weights,
+    interface: InputInterface,
+    config: dict[str, Any],
+    beside: ReferenceLogits,
+    place: Path,
 ) -> Any:
     size, width = weights["lm_head.weight"].shape
     told = {

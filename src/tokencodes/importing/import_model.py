@@ -55,14 +55,16 @@ CARRIED = (
 
 @dataclass(frozen=True)
 class Import:
-    """What was made: certificate.json. found: how the interface was found; compared: on what, and
-    how far apart. notes: what whoever takes it should know. mapping: their tensors, for another
-    program's checkpoint.
+    """What was made, as certificate.json holds it.
+
+    recognised_by: how the interface was recognised. compared: on what, and how far apart. notes:
+    what a user of the model must know. mapping: the source's tensors, for another program's
+    checkpoint.
     """
 
     source: str  # its name; no path, because it travels
     interface: dict[str, Any]
-    found: str
+    recognised_by: str
     compared: str
     notes: tuple[str, ...]
     mapping: tuple[Mapped, ...]
@@ -84,7 +86,7 @@ def import_model(
     another. map_file, logits: of another program's checkpoint. InputError, CheckFailed: nothing is
     written.
     """
-    check_asked(out, asked, map_file, logits, force)
+    check_import_options(out, asked, map_file, logits, force)
     if not place.exists():
         raise InputError(f"{place}: no such file or folder")
     if place.resolve().is_relative_to(out.resolve()):
@@ -109,19 +111,19 @@ def import_model(
             if place.is_dir() and (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
         made = Import(
-            place.resolve().name, facts, found.found, found.compared, notes, tuple(mapped)
+            place.resolve().name, facts, found.recognised_by, found.compared, notes, tuple(mapped)
         )
         shown = {
             "name": markdown(made.source),
             "interface": markdown_code(facts["interface"]),
-            "found": markdown(made.found),
+            "found": markdown(made.recognised_by),
         }
         write_text(folder / CARD, CARD_TEXT.format(**shown))
         write_certificate(folder, "tokencodes-import", made.as_json())
     return made
 
 
-def check_asked(
+def check_import_options(
     out: Path, asked: str | None, map_file: Path | None, logits: Path | None, force: bool
 ) -> None:
     """InputError for an interface that is none, files that are not there, or a folder that may not

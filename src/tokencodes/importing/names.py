@@ -84,7 +84,7 @@ class Mapped:
     cut. by: the rule's origin.
     """
 
-    theirs: str
+    source_name: str
     ours: tuple[str, ...]
     by: str
 
@@ -110,7 +110,7 @@ def mapping(names: list[str], told: dict[str, tuple[str, ...]]) -> list[Mapped]:
     knows, or two that would be the same.
     """
     found = [_mapped(name, told) for name in sorted(names)]
-    unknown = [one.theirs for one in found if one.by == "unknown"]
+    unknown = [one.source_name for one in found if one.by == "unknown"]
     if unknown:
         raise InputError(
             f"{len(unknown)} tensors have names that no rule knows, first {unknown[0]!r}; say by"
@@ -122,10 +122,10 @@ def mapping(names: list[str], told: dict[str, tuple[str, ...]]) -> list[Mapped]:
         for ours in one.ours:
             if ours in taken:
                 raise InputError(
-                    f"{taken[ours]!r} and {one.theirs!r} would both be {ours}; say by --map FILE"
-                    " which it is"
+                    f"{taken[ours]!r} and {one.source_name!r} would both be {ours}; say by --map"
+                    " FILE which it is"
                 )
-            taken[ours] = one.theirs
+            taken[ours] = one.source_name
     return found
 
 

@@ -66,7 +66,7 @@ class Imported:
     """The model, and in words how its interface was found and what was compared."""
 
     model: TokenCodeForCausalLM
-    found: str
+    recognised_by: str
     compared: str
 
 

@@ -14,11 +14,11 @@ from tokencodes.codes.codebook import PACK_ABOVE, Codebook, Given
 from tokencodes.codes.spec import LINEAR
 from tokencodes.codes.tables import (
     Tables,
+    hashed_tables,
     lift_table,
     make_tables,
     shapes,
     tables_sha256,
-    travelling,
 )
 from tokencodes.errors import CodeMismatch, InputError
 from tokencodes.interfaces.base import Generators, InputInterface, InterfaceFacts
@@ -68,7 +68,7 @@ class _Coded(InputInterface):
         hash.
         """
         on_meta = any(buffer.is_meta for buffer in self.buffers())
-        if not self._known() or (on_meta and travelling(self.spec) and self.sha256 is not None):
+        if not self._known() or (on_meta and hashed_tables(self.spec) and self.sha256 is not None):
             return  # the tables come with a file, and `check` holds them against the hash
         tables, sha256 = self._expected()
         if self.sha256 not in (None, sha256):
@@ -112,9 +112,9 @@ class _Coded(InputInterface):
             stored[name] = buffer.cpu().numpy()
         if not stored:
             return
-        travels = travelling(self.spec)
+        hashed = hashed_tables(self.spec)
         expected = self._exact_tables(stored)
-        for name in stored.keys() - set(travels):
+        for name in stored.keys() - set(hashed):
             differs = np.argwhere(stored[name] != expected[name])
             if len(differs):
                 raise CodeMismatch(
@@ -122,9 +122,9 @@ class _Coded(InputInterface):
                     f" {stored[name].size:,} entries, first at row {differs[0][0]}: the file is"
                     " damaged or was made with another code; take a new copy or its own spec"
                 )
-        if travels and self.sha256 is not None and self._stored_sha256(stored) != self.sha256:
+        if hashed and self.sha256 is not None and self._stored_sha256(stored) != self.sha256:
             raise CodeMismatch(
-                f"{travels[0]} {where} has another hash than the configuration"
+                f"{hashed[0]} {where} has another hash than the configuration"
                 f" ({self.sha256[:12]}): it is damaged or was made with another code; take a new"
                 " copy"
             )
@@ -252,8 +252,8 @@ class FixedCode(_Coded):
             else self._bits(ids)
         )
         if "levels" in self._buffers:
-            zero_K, one_K = self.levels.view(torch.float32).to(dtype)
-            return self._lifted(torch.where(bits == 1, one_K, zero_K))
+            low_K, high_K = self.levels.view(torch.float32).to(dtype)
+            return self._lifted(torch.where(bits == 1, high_K, low_K))
         z = bits.to(dtype)
         return self._lifted(z * 2 - 1 if self.spec.values == "pm1" else z)
 

@@ -20,7 +20,7 @@ from tokencodes.report.pages import rendered
 from tokencodes.report.paper import MODELS, TABLE_3
 from tokencodes.report.tables import Grid
 
-Told = dict[str, Any]
+Record = dict[str, Any]
 WHICH = {"default": "as evaluated", "none": "none", "other": "another token"}
 
 
@@ -41,7 +41,7 @@ def _shown(metric: str, value: float | None, documents: int) -> str:
     return percent(value) + error
 
 
-def results_grid(evaluations: Sequence[Told]) -> Grid:
+def results_grid(evaluations: Sequence[Record]) -> Grid:
     """Every metric of every benchmark, a column an evaluation, beside the paper's three models and
     its SmolLM2-135M.
     """
@@ -103,7 +103,7 @@ def _ties(results: dict[str, Any], metric: str) -> str:
     return "-" if found is None else f"{found['best']:,} ({found['all']:,})"
 
 
-def _tied(told: Told) -> list[str]:
+def _tied(told: Record) -> list[str]:
     """A sentence for each endpoint of which a tenth of the documents or more are ties."""
     lines = []
     for name, values in told["results"].items():
@@ -122,7 +122,7 @@ def _cell(value: float, error: float | None) -> str:
     return f"{value:.2f}" + (f" ±{error:.2f}" if error is not None else "")
 
 
-def _name(told: Told) -> str:
+def _name(told: Record) -> str:
     """Of a run its arm and seed; else the last part of what was named."""
     parts = [
         part
@@ -136,7 +136,7 @@ def _name(told: Told) -> str:
     )
 
 
-def audit_grid(told: Told) -> Grid:
+def audit_grid(told: Record) -> Grid:
     """What was asked."""
     columns = [
         "benchmark",
@@ -167,7 +167,7 @@ def audit_grid(told: Told) -> Grid:
     return Grid("Audit", columns, rows, 1, note)
 
 
-def sensitivity_grids(told: Told) -> list[Grid]:
+def sensitivity_grids(told: Record) -> list[Grid]:
     """One for each thing that a result may hang on, where it occurs."""
     found, grids = told["sensitivity"], []
     if found["prefix"]:
@@ -255,7 +255,7 @@ def sensitivity_grids(told: Told) -> list[Grid]:
 TRUNCATION = ("as_is", "whole_only", "least", "most")
 
 
-def lead_of(told: Told) -> list[str]:
+def lead_of(told: Record) -> list[str]:
     """What was evaluated and how, in sentences."""
     who, opinion, where = told["identity"], told["second_opinion"], told["environment"]
     drawn = (
@@ -278,7 +278,7 @@ def lead_of(told: Told) -> list[str]:
             f"{who['model']} (weights {who['weights_sha256'][:12]}{interface}), {who['dtype']}, on"
             f" {where['device']}; {drawn}; {who['context_length']:,} tokens read at once; an empty"
             f" context is token {who['prefix']}; prompts, choices and metrics by lm-eval"
-            f" {who['harness']}, rows {who['rows']}, no chat template."
+            f" {who['lm_eval_version']}, rows {who['rows']}, no chat template."
         ),
         (
             "A second scorer, one request at a time and nothing shared, computed"
@@ -292,7 +292,7 @@ def lead_of(told: Told) -> list[str]:
     ]
 
 
-def _begun(told: Told) -> list[str]:
+def _begun(told: Record) -> list[str]:
     """What the tokenizer puts before each text, where it does so."""
     begin = told.get("tokenizer_begin")
     if not begin:
@@ -304,7 +304,7 @@ def _begun(told: Told) -> list[str]:
     ]
 
 
-def curves(evaluations: Sequence[Told]) -> str:
+def curves(evaluations: Sequence[Record]) -> str:
     """Endpoints of evaluations of several checkpoints, against their step."""
     points = sorted(
         ((one["identity"]["step"], one["results"]) for one in evaluations),

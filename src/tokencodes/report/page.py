@@ -31,7 +31,7 @@ def summary(study: StudyResult) -> dict[str, Any]:
     """The report's numbers for a program."""
     return {
         "finished": study.finished,
-        "asked": study.asked,
+        "planned": study.planned,
         "matched": study.matched(),
         "ngram_baselines": {
             "unigram": study.ngram_baselines.unigram,
@@ -52,7 +52,7 @@ def summary(study: StudyResult) -> dict[str, Any]:
             for run in study.diverged
             if run.divergence
         ],
-        "pairs": [{**asdict(pair), "sentence": study.told(pair)} for pair in study.pairs()],
+        "pairs": [{**asdict(pair), "sentence": study.sentence_of(pair)} for pair in study.pairs()],
         "not_compared": study.without_pair(),
     }
 
@@ -80,7 +80,7 @@ def _context(study: StudyResult) -> dict[str, Any]:
         "rows": [_row(study, arm) for arm in study.arms],
         "pairs": pairs,
         "matched": study.matched(),
-        "sentences": [*(study.told(pair) for pair in pairs), *study.without_pair()],
+        "sentences": [*(study.sentence_of(pair) for pair in pairs), *study.without_pair()],
         "untrained": next((run.held_out[0].loss for run in ended if run.held_out), None),
         "curves": figures.loss_curves(study),
         "final": figures.final_losses(study),

@@ -64,7 +64,7 @@ class StudyResult:
         return [arm for arm in self.arms if self.scores(arm)]
 
     @property
-    def asked(self) -> int:
+    def planned(self) -> int:
         """How many runs the study has."""
         return len(self.config.arms) * len(self.config.study.seeds)
 
@@ -130,7 +130,7 @@ class StudyResult:
         pairs = (paired_difference(arm, base, losses) for arm, base in self.wanted())
         return [pair for pair in pairs if pair is not None]
 
-    def told(self, pair: PairedDifference) -> str:
+    def sentence_of(self, pair: PairedDifference) -> str:
         """The sentence of a pair, with the seeds that are missing because a run diverged."""
         text = sentence(pair, same_recipe=self.same_recipe(pair.arm, pair.baseline))
         missing, count = self._diverged_in(pair.arm, pair.baseline), len(pair.seeds)

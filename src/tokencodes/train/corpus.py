@@ -140,7 +140,7 @@ def prepare_inputs(
 
 
 @dataclass(frozen=True)
-class Asked:
+class DatasetRequest:
     """What `prepare` was asked for: inputs with a tokenizer, or one preset that names both; and
     keys of its [data] section.
     """
@@ -151,7 +151,7 @@ class Asked:
     sets: list[str]
 
 
-def prepare_asked(asked: Asked, out: Path, means: Means, say: Say) -> Dataset | None:
+def prepare_dataset(asked: DatasetRequest, out: Path, means: Means, say: Say) -> Dataset | None:
     """Prepares what was asked for into `out`; None where a cluster goes on with it."""
     told = {**asked.options, **({"tokenizer": str(asked.tokenizer)} if asked.tokenizer else {})}
     first = asked.inputs[0]

@@ -90,7 +90,7 @@ def corpus_of(run: Path, config: RunConfig) -> Corpus:
                 " and two folders up)"
             )
         corpus = Dataset(places[0])
-    told = _told_fingerprint(run)
+    told = _recorded_fingerprint(run)
     if told not in (None, corpus.fingerprint):
         raise InputError(
             f"{corpus.path}: not the text of {run} (fingerprint {corpus.fingerprint[:12]}, the run"
@@ -99,7 +99,7 @@ def corpus_of(run: Path, config: RunConfig) -> Corpus:
     return corpus
 
 
-def _told_fingerprint(run: Path) -> str | None:
+def _recorded_fingerprint(run: Path) -> str | None:
     """What the run itself says that it was trained on; None if it has neither a result nor a
     checkpoint.
     """

@@ -240,7 +240,7 @@ class Trainer:
         self.observer.record(start)
         if self.state.step == 0:
             self._measure(metrics)
-        stopping = self.world.any(self.stop.asked)
+        stopping = self.world.any(self.stop.requested)
         while self.state.tokens < config.budget.tokens and not stopping:
             record = self.train_step(loader)
             metrics.write(record)
@@ -254,7 +254,7 @@ class Trainer:
                 config.heldout.interval_steps and record.step % config.heldout.interval_steps == 0
             ):
                 self._measure(metrics)
-            stopping = self.world.any(self.stop.asked)
+            stopping = self.world.any(self.stop.requested)
             if done or stopping or config.checkpoint.due(record.step):
                 self._save(must=done or stopping)
 

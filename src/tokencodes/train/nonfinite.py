@@ -24,8 +24,8 @@ class Diverging(CheckFailed):
 
     everywhere = True
 
-    def __init__(self, out: Path, step: int, reason: str, way_out: str) -> None:
-        super().__init__(f"{out}: {reason}{way_out}")
+    def __init__(self, out: Path, step: int, reason: str, remedy: str) -> None:
+        super().__init__(f"{out}: {reason}{remedy}")
         self.step, self.reason = step, reason
 
 
@@ -34,11 +34,11 @@ class HeldOutNotFinite(Diverging):
 
     def __init__(self, out: Path, step: int, loss: float) -> None:
         reason = f"held-out loss {loss} after step {step}, whose own loss was finite"
-        way_out = (
+        remedy = (
             "; the weights have gone too far. Lower optimizer.peak_lr, or go on from an earlier"
             " checkpoint"
         )
-        super().__init__(out, step, reason, way_out)
+        super().__init__(out, step, reason, remedy)
 
 
 class NonFinite(Diverging):
@@ -53,12 +53,12 @@ class NonFinite(Diverging):
         grad_norm: float,
         grad_norm_parts: dict[str, float],
     ) -> None:
-        way_out = (
+        remedy = (
             ". They never reached the weights. See nonfinite.json there; the same command with"
             f" --replay {step} computes it again, `tokencodes ledger` names its documents; or lower"
             " optimizer.peak_lr"
         )
-        super().__init__(out, step, reason, way_out)
+        super().__init__(out, step, reason, remedy)
         self.loss, self.grad_norm, self.grad_norm_parts = loss, grad_norm, grad_norm_parts
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokencodes.data.dataset import Corpus, Dataset
 from tokencodes.data.prepare import Say
 from tokencodes.errors import InputError
-from tokencodes.files import only_one, write_json
+from tokencodes.files import locked_folder, write_json
 from tokencodes.measured import OVERFLOW, perplexity
 from tokencodes.parallel import World, join
 from tokencodes.result import RESULT, Divergence, ResultRecord, read_result
@@ -125,7 +125,7 @@ def train(
 
 def _hold(held: ExitStack, out: Path, run: RunConfig) -> None:
     check_folder(out, run)
-    held.enter_context(only_one(out))
+    held.enter_context(locked_folder(out))
     check_folder(out, run)  # again: another program may have been here before the lock was ours
 
 

@@ -13,7 +13,7 @@ from types import FrameType
 class Stop:
     """Set by Ctrl-C or SIGTERM, read at step boundaries."""
 
-    asked: bool = False
+    requested: bool = False
 
     @contextmanager
     def listen(self) -> Iterator["Stop"]:
@@ -26,7 +26,7 @@ class Stop:
         launched = "TORCHELASTIC_RUN_ID" in os.environ
 
         def ask(number: int, frame: FrameType | None) -> None:
-            first, self.asked = not self.asked, True
+            first, self.requested = not self.requested, True
             if not launched:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 print(

@@ -69,7 +69,7 @@ def configuration(out: Path, name: str) -> dict[str, Any]:
     return next((read_toml(file) for file in files if file.is_file()), {})
 
 
-class Told:
+class SentSteps:
     """What a tracker that cannot take back was told: the last step of each kind of record, in a
     file beside its data.
 
@@ -228,8 +228,8 @@ class Trackio(Tracker):
 
     def open(self, run: str, config: dict[str, Any], step: int) -> None:
         """A run of this name goes on if it is known."""
-        self._told = Told(self.folder / f"{run}.json", step)
-        resume = "allow" if self._told.resumed else "never"
+        self._sent = SentSteps(self.folder / f"{run}.json", step)
+        resume = "allow" if self._sent.resumed else "never"
         # names such as NAME_system are trackio's own
         project = f"tokencodes-{self.project}".replace("_", "-")
         self._run = self.module.init(
@@ -238,7 +238,7 @@ class Trackio(Tracker):
 
     def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], step: int) -> None:
         """Numbers alone; a configuration cannot be added to."""
-        if numbers and self._told.new(kind, step):
+        if numbers and self._sent.new(kind, step):
             self._run.log(numbers, step=step)
 
     def close(self) -> None:
@@ -261,15 +261,15 @@ class Wandb(Tracker):
 
     def open(self, run: str, config: dict[str, Any], step: int) -> None:
         """A run goes on by its id."""
-        self._told = Told(self.folder / f"{run}.json", step)
+        self._sent = SentSteps(self.folder / f"{run}.json", step)
         settings = self.module.Settings(
             console="off", silent=True, disable_git=True, save_code=False
         )
         self._run = self.module.init(
             project=f"tokencodes-{self.project}",
             name=run,
-            id=self._told.id,
-            resume="allow" if self._told.resumed else None,
+            id=self._sent.id,
+            resume="allow" if self._sent.resumed else None,
             dir=str(self.folder.parent),  # it adds a folder `wandb` by itself
             config=config,
             settings=settings,
@@ -277,7 +277,7 @@ class Wandb(Tracker):
 
     def log(self, kind: str, numbers: dict[str, float], texts: dict[str, str], step: int) -> None:
         """Records of one step become one row; texts belong to the configuration."""
-        if numbers and self._told.new(kind, step):
+        if numbers and self._sent.new(kind, step):
             self._run.log(numbers, step=step)
         if texts:
             self._run.config.update(texts, allow_val_change=True)

@@ -60,8 +60,8 @@ def _coordinates(weights: Weights, shape: Shape, ids_T: NDArray[np.int64]) -> Fl
     if rows.shape[1] != shape.code_width:  # eight bits a byte
         rows = np.unpackbits(rows, axis=1, bitorder="little")[:, : shape.code_width]
     if INPUT + "levels" in weights:
-        zero_K, one_K = weights[INPUT + "levels"].view(np.float32).astype(np.float64)
-        return np.where(rows == 1, one_K, zero_K)
+        low_K, high_K = weights[INPUT + "levels"].view(np.float32).astype(np.float64)
+        return np.where(rows == 1, high_K, low_K)
     return np.where(rows == 1, 1.0, -1.0 if shape.values == "pm1" else 0.0)
 
 
