@@ -142,7 +142,7 @@ def test_a_run_whose_model_cannot_be_made_does_not_claim_its_folder(
         raise InputError("engine.sharding: not here")
 
     with monkeypatch.context() as patched:
-        patched.setattr("tokencodes.train.loop.place", fails)
+        patched.setattr("tokencodes.train.loop.shard_and_move", fails)
         with pytest.raises(InputError, match="not here"):
             train(study.run("gf2", 1), dataset, tmp_path / "a" / "run", Silent())
     assert not (tmp_path / "a").exists()
