@@ -145,7 +145,9 @@ def test_tokenizer_prepare_and_config_show(texts, capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["fingerprint"] == fingerprint
     assert run(["config", "show", "quickstart", "--set", "budget.tokens=1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["budget.tokens"] == {"value": 1, "origin": "--set budget.tokens=1"}
+    budget = told["budget.tokens"]
+    assert (budget["value"], budget["origin"]) == (1, "--set budget.tokens=1")
+    assert budget["meaning"].startswith("Training ends at the first step")
 
 
 def test_a_check_that_does_not_hold_exits_with_1(study, dataset, tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""House rules that a machine can hold: imports point downwards, files and functions stay short."""
+"""House rules that a machine can hold: imports point downwards, files stay short."""
 
 import ast
 from pathlib import Path
@@ -55,17 +55,17 @@ def part(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= (
+            names |= (
                 {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
                 if node.module == "tokencodes"
                 else {node.module}
             )
-    return found
+    return names
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -88,11 +88,8 @@ def test_the_reference_forward_is_independent():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_files_stay_short(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 450
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < 60, node.name
+    # Long functions are ruff's: at most 45 statements (PLR0915).
+    assert len(path.read_text().splitlines()) <= 450
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

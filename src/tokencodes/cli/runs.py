@@ -252,17 +252,21 @@ def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
 
 @config_app.command("show")
 def config_show(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
-    """Every value of a configuration, and where it comes from."""
-    from tokencodes.train.settings import flatten, read_study
+    """Every value of a configuration, where it comes from, and what it means."""
+    from tokencodes.train.settings import descriptions, flatten, read_study
 
     study, origins = read_study(preset, sets or [])
     values = flatten(study.model_dump(mode="json"))
-    table = Table("key", "value", "origin", title=preset)
+    meanings = descriptions(type(study), study)
+    table = Table("key", "value", "origin", "meaning", title=preset)
     for key, value in values.items():
-        table.add_row(key, "not set" if value is None else str(value), origins[key])
+        table.add_row(key, "not set" if value is None else str(value), origins[key], meanings[key])
     emit(
         as_json,
-        {key: {"value": value, "origin": origins[key]} for key, value in values.items()},
+        {
+            key: {"value": value, "origin": origins[key], "meaning": meanings[key]}
+            for key, value in values.items()
+        },
         table,
     )
 

@@ -36,14 +36,18 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 class Section(BaseModel):
     """A frozen group of values; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True
+    )
 
 
 class MixturePart(Section):
     """A prepared folder, and its weight among the others."""
 
     dataset: str
+    """Folder of a prepared dataset."""
     weight: Weight
+    """Weight of this dataset. Its share is its weight over the sum of all weights."""
 
 
 class DataConfig(Section):
@@ -52,38 +56,61 @@ class DataConfig(Section):
     """
 
     dataset: str | None = None
+    """Folder of a prepared dataset. Give this, or `mixture`, or `inputs`."""
     mixture: tuple[MixturePart, ...] = ()
-    # files, folders, globs, `hf:OWNER/NAME/FOLDER`; `embedded:NAME` is a corpus in the package
+    """Several prepared datasets, each with a weight."""
     inputs: tuple[str, ...] = ()
-    # a tokenizer.json, or "train": a byte-level BPE of the training documents
+    """Files, folders, globs or `hf:OWNER/NAME/FOLDER` to prepare first; `embedded:NAME` is a text
+    in the package."""
     tokenizer: str = "train"
-    tokenizer_sha256: str | None = None  # if told, no other tokenizer will do
+    """Path of a tokenizer.json. "train" trains a byte-level BPE on the training documents."""
+    tokenizer_sha256: str | None = None
+    """SHA-256 that the tokenizer must have. Without it, any tokenizer is accepted."""
     vocab_size: Vocabulary
+    """V, the number of token ids."""
     validation_fraction: Share = 0.001
+    """Expected fraction of documents that are held out."""
     split_seed: Seed = 0
+    """Seed of the hash that decides which documents are held out."""
     text_column: str = "text"
+    """Name of the column or key that holds the text."""
     id_column: str = "id"
+    """Name of the column or key that holds the document id."""
     source_column: str | None = None
+    """Name of the column or key that holds the source. Without it, the source is the file."""
     end_of_text: Literal["append", "none"] = "append"
-    min_document_tokens: NotNegative = 0  # shorter documents are dropped, and counted
-    # what cannot be a document: an error, or dropped and counted
+    """"append" adds the end-of-text token to each document; "none" adds nothing."""
+    min_document_tokens: NotNegative = 0
+    """Shorter documents are dropped and counted."""
     on_error: Literal["stop", "skip"] = "stop"
+    """What happens to a row that cannot be a document: "stop" ends the work, "skip" drops and
+    counts it."""
     shard_tokens: Positive = 100_000_000
+    """Largest number of tokens in one shard of an input file."""
 
 
 class ModelConfig(Section):
     """The body. Names are transformers' Llama's; `context_length` is T."""
 
     hidden_size: Width
+    """d, the width of the model."""
     intermediate_size: Annotated[int, Field(gt=0, le=8 * WIDTH_BOUND)]
+    """Width inside the MLP of each block."""
     num_hidden_layers: Depth
+    """Number of blocks."""
     num_attention_heads: Width
+    """Number of attention heads of a block."""
     context_length: Length
+    """T, the number of tokens of a window."""
     rope_theta: Annotated[float, Field(gt=1, le=1e12)] = 10_000.0
+    """Base of the rotary positions."""
     rms_norm_eps: PositiveFloat = 1e-5
-    # of the body's and the head's matrices; the paper's, at width 2048
+    """Epsilon of RMSNorm."""
     init_std: Annotated[float, Field(gt=0, le=1)] = 0.02
+    """Standard deviation of the initial matrices of body and head; 0.02 is the paper's, at width
+    2048."""
     tie_word_embeddings: bool = False
+    """Must be false: a head tied to the input would make the input trainable."""
 
     @model_validator(mode="after")
     def _shapes(self) -> Self:
@@ -105,14 +132,23 @@ class OptimizerConfig(Section):
     """
 
     peak_lr: PositiveFloat = 1.5e-4
+    """Learning rate at the end of the warm-up."""
     min_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-5
+    """Learning rate at the end of the cosine, and after it."""
     warmup_steps: NotNegative = 2_000
+    """Steps of the linear warm-up."""
     schedule_steps: Positive = 382_500
+    """Steps of warm-up and cosine together. It does not end the run; `budget.tokens` does."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the first moment of AdamW."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the second moment of AdamW."""
     eps: PositiveFloat = 1e-8
+    """Epsilon of AdamW."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+    """Decoupled weight decay of matrices. Vectors have none."""
     max_grad_norm: PositiveFloat = 1.0
+    """The gradient is scaled down to this norm where it is longer."""
 
     @model_validator(mode="after")
     def _order(self) -> Self:
@@ -131,11 +167,17 @@ class BatchConfig(Section):
     sampler's.
     """
 
-    global_batch_size: Windows = 128  # 2 GPUs × 8 sequences × 8 accumulation
+    global_batch_size: Windows = 128
+    """Windows of one step over all ranks; the paper: 2 GPUs x 8 windows x 8 accumulations."""
     micro_batch_size: Windows = 8
+    """Windows that one rank computes at once."""
     sampling: Sampling = "paper"
-    streams: Positive = 2  # the paper's two ranks
-    windows_per_visit: Positive = 8_192  # 1,024 micro batches of 8 a rank and shard
+    """How windows are drawn: "paper", "token-uniform" or "packed"."""
+    streams: Positive = 2
+    """Number of streams of windows; the paper has one for each of its two ranks."""
+    windows_per_visit: Positive = 8_192
+    """Windows that a stream draws from one shard before it moves on; the paper: 1,024 micro
+    batches of 8."""
 
 
 class BudgetConfig(Section):
@@ -144,6 +186,8 @@ class BudgetConfig(Section):
     """
 
     tokens: Tokens
+    """Training ends at the first step at which this many tokens were predicted. Repeated tokens
+    count."""
 
 
 class HeldOutConfig(Section):
@@ -152,7 +196,9 @@ class HeldOutConfig(Section):
     """
 
     windows: Positive = 256
+    """Number of held-out windows. They are the same at each measurement."""
     interval_steps: NotNegative = 0
+    """Steps between two measurements; 0 measures only at the end."""
 
 
 class CheckpointConfig(Section):
@@ -162,15 +208,18 @@ class CheckpointConfig(Section):
     """
 
     interval_steps: NotNegative = 0
+    """Steps between two checkpoints; 0 saves only at the end."""
     keep_latest: Positive = 2
+    """Number of newest checkpoints that are kept."""
     keep_interval_steps: NotNegative = 0
+    """Checkpoints at multiples of this are kept for good; 0: none."""
     log_spaced: bool = False
-    # where a checkpoint stays for good, also the model as a Hugging Face folder, models/step-N
+    """Also save and keep the steps 1, 2, 3, 4, 6, 8, 12, ..."""
     export_hf: bool = False
-    # Written while training goes on, from a copy in the host's memory. "auto": on a GPU, whose
-    # state must be copied to be written anyway; on a CPU a copy would double what training holds,
-    # to win a few milliseconds.
+    """Write a Hugging Face folder, models/step-N, beside each checkpoint that is kept for good."""
     async_save: Literal["auto", "yes", "no"] = "auto"
+    """Write checkpoints while training continues, from a copy in host memory; "auto": on a GPU
+    only."""
 
     @model_validator(mode="after")
     def _multiples(self) -> Self:
@@ -205,21 +254,22 @@ class EngineConfig(Section):
     when a run goes on.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
-    # bf16-autocast: matrix products in BF16 over float32 parameters, as in the paper;
-    # bf16-parameters: parameters gathered and computed with in BF16, and the residual stream too,
-    # kept and updated in float32 (FSDP2's mixed precision)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """"auto" takes a GPU if there is one."""
     precision: Literal["float32", "bf16-autocast", "bf16-parameters"] = "float32"
-    # over all ranks; hybrid: within a node; replicate: not at all
+    """"float32"; "bf16-autocast" (matrix products in BF16, as in the paper); "bf16-parameters"
+    (FSDP2 mixed precision)."""
     sharding: Literal["full", "hybrid", "replicate"] = "full"
-    activation_checkpoint_every: NotNegative = (
-        0  # every n-th block is computed again in the backward pass instead of kept; 0: none
-    )
-    compile: bool = False  # torch.compile, a block at a time
-    # of head and cross entropy; see `loss`
+    """Parameters are cut over all ranks ("full"), over those of a node ("hybrid"), or copied
+    ("replicate")."""
+    activation_checkpoint_every: NotNegative = 0
+    """Every n-th block is computed again in the backward pass and not kept in memory; 0: none."""
+    compile: bool = False
+    """Compile each block with torch.compile."""
     loss_kernel: Literal["auto", "chunked", "torch", "liger", "cce"] = "auto"
-    # seconds after which a rank that hangs ends the others, once the first step is done
+    """Implementation of head and cross entropy."""
     timeout_seconds: Seconds = 60.0
+    """After the first step, a rank that is silent for so long ends the others."""
 
 
 # What may differ when a run goes on: where and how, not what.
@@ -278,8 +328,11 @@ class RunConfig(Recipe):
     """One run."""
 
     arm: str
+    """Name of the arm."""
     interface: str
+    """Spec of the input interface, such as "gf2" or "binary:values=pm1"."""
     seed: Seed
+    """Run seed: initial body, order of data."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -296,15 +349,20 @@ class ArmConfig(Section):
     """One interface, and what its recipe changes (optimizer keys only, shown in the report)."""
 
     interface: str
+    """Spec of the input interface."""
     overrides: dict[str, float | int] = {}
+    """Optimizer keys that this arm changes. The report shows them."""
 
 
 class StudyKeys(Section):
     """Run seeds, and the arm that the others are compared with."""
 
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (1,)
+    """Run seeds."""
     baseline: str = "learned"
-    contrasts: tuple[tuple[str, str], ...] = ()  # further pairs of arms that the report compares
+    """The arm that every other arm is compared with."""
+    contrasts: tuple[tuple[str, str], ...] = ()
+    """Further pairs of arms that the report compares."""
 
 
 class EvaluationConfig(Section):
@@ -312,11 +370,14 @@ class EvaluationConfig(Section):
     may change at any time.
     """
 
-    suite: str = ""  # names of `evaluate.suites`, joined by commas
-    data: str | None = None  # folder of their rows; without it they come from the Hugging Face hub
-    documents: Positive | None = None  # so many of each benchmark, drawn by seed 0
-    # tokens that are read at once; by default what the model was trained with
+    suite: str = ""
+    """Names of benchmarks or suites, joined by commas; empty: no evaluation."""
+    data: str | None = None
+    """Folder of the rows of the benchmarks. Without it they come from the Hugging Face hub."""
+    documents: Positive | None = None
+    """Number of documents of each benchmark, drawn by seed 0. Without it, all."""
     context_length: Positive | None = None
+    """Tokens that the model reads at once. Without it, the context length of training."""
 
 
 class StudyConfig(Recipe):

@@ -188,3 +188,27 @@ def _unknown(model: Any, told: Any, prefix: str = "") -> tuple[str, list[str]] |
         if deeper:
             return deeper
     return None
+
+
+def descriptions(section: type[BaseModel], values: BaseModel) -> dict[str, str]:
+    """What each key of a configuration means.
+
+    section: the class of `values`. Returns one line for each dotted key that `flatten` gives for
+    the dumped values, such as {"budget.tokens": "Training ends at ..."}.
+    """
+    lines: dict[str, str] = {}
+    for name, field in section.model_fields.items():
+        value = getattr(values, name)
+        if isinstance(value, BaseModel):
+            inner = descriptions(type(value), value)
+            lines |= {f"{name}.{key}": line for key, line in inner.items()}
+        elif (
+            isinstance(value, dict) and value and isinstance(next(iter(value.values())), BaseModel)
+        ):
+            for key, item in value.items():
+                inner = descriptions(type(item), item)
+                lines |= {f"{name}.{key}.{last}": line for last, line in inner.items()}
+        else:
+            text = " ".join((field.description or "").split())
+            lines |= dict.fromkeys(flatten({name: value}), text)
+    return lines
