@@ -1,4 +1,4 @@
-"""Time and peak memory of code certificates, each in a process of its own.
+"""Measures time and peak memory of code certificates. Each certificate has its own process.
 
 python bench/certificates.py
 """
@@ -17,24 +17,25 @@ CASES = (
     ("binary", 262_144, 2_048),
     ("random", 262_144, 2_048),
 )
-ONE = """
+CHILD = """
 import json, resource, sys, time
 from tokencodes.codes import InterfaceSpec, build_codebook
 from tokencodes.codes.certificate import certify_code
 began = time.perf_counter()
 book = build_codebook(InterfaceSpec.parse(sys.argv[1]), int(sys.argv[2]))
-found = certify_code(book, int(sys.argv[3]))
+certificate = certify_code(book, int(sys.argv[3]))
 seconds = time.perf_counter() - began
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps([seconds, memory, found.minimum_distance, found.rank_real]))
+print(json.dumps([seconds, memory, certificate.minimum_distance, certificate.rank_real]))
 """
 
 
 def main() -> None:
+    """Prints one line for each case: seconds, peak MB, least distance and rank."""
     print(f"{'spec':30} {'V':>8} {'seconds':>8} {'peak MB':>8} {'least distance':>15} {'rank':>6}")
     for spec, vocab, width in CASES:
         done = subprocess.run(
-            [sys.executable, "-c", ONE, spec, str(vocab), str(width)],
+            [sys.executable, "-c", CHILD, spec, str(vocab), str(width)],
             capture_output=True,
             text=True,
             check=True,

@@ -1,24 +1,24 @@
-"""What a learned input table costs against fixed codes: time, memory, checkpoint, traffic; and
-where that stops mattering.
+"""Measures what a learned input table costs against fixed codes: time, memory, checkpoint size and
+gradient traffic. It also computes the batch size above which the time no longer matters.
 
     OMP_WAIT_POLICY=PASSIVE python bench/costs.py --out docs/costs [--dataset FOLDER ...] [--quick]
 
-The arms are one model in everything but the input: 4 blocks, heads of 64, SwiGLU of 4 d, context
-128, an untied head. A step is the trainer's: loss, backward, norm and clip, fused AdamW; one micro
-batch. Arms take turns in one process. Peak memory and the checkpoint are measured in a fresh
-process for each arm.
+The arms differ only in the input. The rest of the model is: 4 blocks, heads of 64, SwiGLU of 4 d,
+context 128, an untied head. A step does what the trainer does: loss, backward, norm and clip, fused
+AdamW, with one micro batch. The arms run in turn in one process. Peak memory and the checkpoint are
+measured in a fresh process for each arm.
 
-Ids are those of prepared text (embedded text where no --dataset is given). For another vocabulary
-than its own, ids are folded (id mod V) or spread (id * V div V of the text): real frequencies stay.
-Costs do not depend on which: the table's gradient is dense, so each step clears, norms, clips and
-steps V d entries whichever rows were looked up.
+The ids come from prepared text (embedded text if there is no --dataset). For a vocabulary other
+than the text's own, the ids are folded (id mod V) or spread (id * V div V of the text), so the
+frequencies stay real. The costs do not depend on this choice: the table's gradient is dense, so
+each step clears, norms, clips and steps V d entries, whichever rows were looked up.
 
-Crossover: with D the seconds a learned table adds to a step and a + b B those of the `binary` arm
-with B tokens, the table costs less than 2 % from B* = (D / 0.02 - a) / b on. D is the median
-difference at the smallest batch, a and b a least-squares line. The model beside it has no fitted
-number: D = 40 V d bytes / stream rate + 4 V d bytes / rate of fresh memory (or of the stream, below
-32 MiB); a = the same 40 bytes for each other parameter; b = FLOPs per token / rate of a 2,048^3
-float32 matmul. All rates are measured in the same run.
+Crossover B*: let D be the seconds that a learned table adds to a step, and a + b B the seconds of
+the `binary` arm with B tokens. From B* = (D / 0.02 - a) / b tokens on, the table costs less than
+2 %. D is the median difference at the smallest batch. a and b come from a least-squares line. The
+model of the times has no fitted number. Its D is 40 V d bytes / stream rate + 4 V d bytes / rate of
+fresh memory (or stream rate, below 32 MiB). Its a is the same 40 bytes for each other parameter.
+Its b is FLOPs per token / rate of a 2,048^3 float32 matmul. All rates are measured in the same run.
 """
 
 import argparse
@@ -56,16 +56,16 @@ from tokencodes.train.settings import read_study
 
 ARMS = {"learned": "learned", "binary": "binary", "computed": "gf2:seed=12345,storage=computed"}
 VOCABULARIES, WIDTHS, BATCHES = (3072, 12288, 49152, 131072), (64, 192, 512), (512, 2048, 8192)
-# V and d whose memory and checkpoint are measured
+# The pairs of V and d for which memory and checkpoint are measured.
 CHILDREN = ((3072, 192), (49152, 192), (131072, 192), (49152, 512))
 CONTEXT, HEAD, MOST = 128, 64, 0.02
-STEADY = 40  # bytes a step moves for one parameter: norm 4, clip 8, AdamW 28
-CLEARED = 4  # and for an entry of the table before that: its gradient's zeros
-RECYCLED = 1 << 25  # bytes: what is larger, the C library gives back and gets anew, page by page
+STEADY = 40  # bytes that a step moves for one parameter: norm 4, clip 8, AdamW 28
+CLEARED = 4  # bytes that a step first writes for a table entry: the zeros of its gradient
+RECYCLED = 1 << 25  # bytes; the C library returns larger blocks and gets new pages for each
 
 
 def run_of(vocab: int, width: int, arm: str) -> RunConfig:
-    """The configuration of one arm."""
+    """Returns the configuration of one arm with vocabulary size V and width d."""
     shape = {
         "hidden_size": width,
         "intermediate_size": 4 * width,
@@ -73,13 +73,13 @@ def run_of(vocab: int, width: int, arm: str) -> RunConfig:
         "context_length": CONTEXT,
     }
     shape["num_attention_heads"] = max(1, width // HEAD)
-    told = [f"model.{key}={value}" for key, value in shape.items()]
+    overrides = [f"model.{key}={value}" for key, value in shape.items()]
     interfaces = [f"arms.{name}.interface={spec}" for name, spec in ARMS.items()]
-    return read_study("small", [f"data.vocab_size={vocab}", *told, *interfaces])[0].run(arm, 1)
+    return read_study("small", [f"data.vocab_size={vocab}", *overrides, *interfaces])[0].run(arm, 1)
 
 
 def table_seconds(rates: Rates, entries: int) -> float:
-    """By the model: what a learned table of so many entries adds to a step."""
+    """Returns the seconds that a learned table of so many entries adds to a step, by the model."""
     size = CLEARED * entries
     return STEADY * entries / rates.stream + size / (
         rates.fresh if size > RECYCLED else rates.stream
@@ -87,18 +87,18 @@ def table_seconds(rates: Rates, entries: int) -> float:
 
 
 def line(rates: Rates, fixed: Cost) -> tuple[float, float]:
-    """By the model: seconds of a step without a table, a, and for each token, b."""
+    """Returns, by the model, a (seconds of a step without a table) and b (seconds per token)."""
     return STEADY * fixed.total_parameters / rates.stream, fixed.flops_per_token / rates.matmul
 
 
 def crossover(added: float, start: float, slope: float) -> float:
-    """Tokens a step from which on a table costs less than MOST of it."""
+    """Returns the tokens per step from which on a table costs less than MOST of the step."""
     return max(0.0, (added / MOST - start) / slope)
 
 
 @dataclass
 class Shape:
-    """One V and d: its accounts, and the seconds of each arm for every batch."""
+    """Holds one pair of V and d: the costs of each arm, and its seconds for each batch."""
 
     vocab: int
     width: int
@@ -106,7 +106,9 @@ class Shape:
     times: dict[int, dict[str, list[float]]]
 
     def ratios(self, batch: int, arm: str) -> tuple[float, float, float]:
-        """Seconds of an arm over those of `binary`, round by round: median, least, largest."""
+        """Returns the seconds of an arm divided by those of `binary` in the same round: median,
+        least, largest.
+        """
         return spread(
             [
                 a / b
@@ -115,14 +117,14 @@ class Shape:
         )
 
     def predicted(self, batch: int, rates: Rates) -> float:
-        """The model's ratio of learned to fixed."""
+        """Returns the model's ratio of learned to fixed."""
         start, slope = line(rates, self.accounts["binary"])
         return 1 + table_seconds(rates, self.accounts["learned"].input_parameters) / (
             start + slope * batch
         )
 
     def crossovers(self, rates: Rates) -> tuple[float | None, float]:
-        """B* as fitted (None from one batch alone), and as the model has it."""
+        """Returns the fitted B* (None if there is only one batch) and the B* of the model."""
         added = table_seconds(rates, self.accounts["learned"].input_parameters)
         modelled = crossover(added, *line(rates, self.accounts["binary"]))
         if len(self.times) < 2:
@@ -134,14 +136,17 @@ class Shape:
         return crossover(added, start, slope), modelled
 
 
-def measure_shape(vocab: int, width: int, ids: RealIds, asked: argparse.Namespace) -> Shape:
-    """All arms in turn, for every batch that is not too much work."""
+def measure_shape(vocab: int, width: int, ids: RealIds, options: argparse.Namespace) -> Shape:
+    """Measures all arms in turn, for each batch within the limit of FLOPs per step."""
     accounts = {arm: cost_of_run(run_of(vocab, width, arm)) for arm in ARMS}
     shape = Shape(vocab, width, accounts, {})
     steps = {arm: Step(run_of(vocab, width, arm)) for arm in ARMS}
-    for batch in asked.batches:
-        if batch == min(asked.batches) or batch * accounts["binary"].flops_per_token <= asked.flops:
-            shape.times[batch] = measure_batch(steps, ids.windows(vocab, batch, CONTEXT), asked)
+    for batch in options.batches:
+        if (
+            batch == min(options.batches)
+            or batch * accounts["binary"].flops_per_token <= options.flops
+        ):
+            shape.times[batch] = measure_batch(steps, ids.windows(vocab, batch, CONTEXT), options)
             median, low, high = shape.ratios(batch, "learned")
             fixed, rounds = (
                 spread(shape.times[batch]["binary"])[0],
@@ -157,17 +162,20 @@ def measure_shape(vocab: int, width: int, ids: RealIds, asked: argparse.Namespac
 
 
 def measure_batch(
-    steps: dict[str, Step], windows: torch.Tensor, asked: argparse.Namespace
+    steps: dict[str, Step], windows: torch.Tensor, options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """The arms in turn on the same windows, as often as there is time for."""
+    """Returns the seconds of each arm on the same windows. The time limit sets the number of
+    rounds.
+    """
     works = {arm: lambda step=step: step(windows) for arm, step in steps.items()}
     once = min(seconds(works["binary"]) for _ in range(2))
-    return in_turn(works, int(min(25, max(asked.rounds, asked.seconds / (len(ARMS) * once)))))
+    return in_turn(works, int(min(25, max(options.rounds, options.seconds / (len(ARMS) * once)))))
 
 
 def child(vocab: int, width: int, arm: str, ids_file: Path) -> None:
-    """In a process of its own: four steps, their peak memory, then a real checkpoint.
-    Prints JSON."""
+    """Runs four steps in this process, then writes a real checkpoint. Prints memory and sizes in
+    bytes as JSON.
+    """
     windows = torch.from_numpy(np.load(ids_file))
     before = high_water()
     step = Step(run_of(vocab, width, arm))
@@ -176,16 +184,16 @@ def child(vocab: int, width: int, arm: str, ids_file: Path) -> None:
     peak = high_water()
     state = [
         t
-        for one in step.optimizer.state.values()
-        for t in one.values()
+        for parameter_state in step.optimizer.state.values()
+        for t in parameter_state.values()
         if isinstance(t, torch.Tensor)
     ]
     with tempfile.TemporaryDirectory() as folder:
-        told = checkpoint.TrainState(
+        train_state = checkpoint.TrainState(
             step=4, tokens=4 * windows[:, 1:].numel(), dataset_fingerprint="", tokenizer_sha256=""
         )
         tensors = checkpoint.tensors_of(step.model, step.optimizer)
-        content = checkpoint.Content(tensors, step.model.config, told, windows.numpy())
+        content = checkpoint.Content(tensors, step.model.config, train_state, windows.numpy())
         saved = checkpoint.write(checkpoint.CheckpointPolicy(Path(folder)), content)
         written = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
     optimizer = sum(tensor.numel() * tensor.element_size() for tensor in state)
@@ -195,13 +203,15 @@ def child(vocab: int, width: int, arm: str, ids_file: Path) -> None:
 
 
 def measure_children(shapes: list[Shape], ids: RealIds, workplace: Path) -> list[dict]:
-    """Peak memory and checkpoint of every arm at the few shapes."""
-    found = []
-    for shape in (one for one in shapes if (one.vocab, one.width) in CHILDREN):
+    """Returns peak memory and checkpoint size of each arm at the shapes in CHILDREN."""
+    measurements = []
+    for shape in (
+        candidate for candidate in shapes if (candidate.vocab, candidate.width) in CHILDREN
+    ):
         file = workplace / "ids.npy"
         np.save(file, ids.windows(shape.vocab, 512, CONTEXT).numpy())
         for arm in ARMS:
-            told = [
+            command = [
                 sys.executable,
                 __file__,
                 "--child",
@@ -211,16 +221,16 @@ def measure_children(shapes: list[Shape], ids: RealIds, workplace: Path) -> list
                 str(file),
             ]
             answer = json.loads(
-                subprocess.run(told, capture_output=True, check=True, text=True).stdout
+                subprocess.run(command, capture_output=True, check=True, text=True).stdout
             )
-            found.append({"vocab": shape.vocab, "width": shape.width, "arm": arm, **answer})
+            measurements.append({"vocab": shape.vocab, "width": shape.width, "arm": arm, **answer})
             print(f"V {shape.vocab:7,}  d {shape.width:4}  {arm:9} {answer}", flush=True)
-    return found
+    return measurements
 
 
 def rows(shapes: list[Shape], rates: Rates) -> list[dict]:
-    """One row for each V, d, B and arm."""
-    found = []
+    """Returns one row for each V, d, B and arm."""
+    records = []
     for shape in shapes:
         for batch, times in shape.times.items():
             for arm, facts in shape.accounts.items():
@@ -243,13 +253,13 @@ def rows(shapes: list[Shape], rates: Rates) -> list[dict]:
                     "parameters": facts.total_parameters,
                     "flops": facts.flops_per_token * batch,
                 }
-                found.append(row)
-    return found
+                records.append(row)
+    return records
 
 
 def step_lines(shapes: list[Shape], rates: Rates) -> list[list[str]]:
-    """Seconds and ratios."""
-    found = []
+    """Returns the table rows with seconds and ratios."""
+    table_lines = []
     for shape in shapes:
         for batch, times in shape.times.items():
             three = [shape.ratios(batch, arm) for arm in ("learned", "computed")]
@@ -260,58 +270,62 @@ def step_lines(shapes: list[Shape], rates: Rates) -> list[list[str]]:
                 f"{batch:,}",
                 f"{1e3 * spread(times['binary'])[0]:,.1f}",
             ]
-            found.append([*cells, ratios[0], f"{shape.predicted(batch, rates):.3f}", ratios[1]])
-    return found
+            table_lines.append(
+                [*cells, ratios[0], f"{shape.predicted(batch, rates):.3f}", ratios[1]]
+            )
+    return table_lines
 
 
 def size_lines(shapes: list[Shape], rates: Rates) -> list[list[str]]:
-    """What does not depend on the batch, learned / fixed, and B*."""
-    found = []
+    """Returns the table rows with the sizes (learned / fixed) that do not depend on the batch, and
+    B*.
+    """
+    table_lines = []
     for shape in shapes:
         table, fixed = shape.accounts["learned"], shape.accounts["binary"]
         fitted, modelled = shape.crossovers(rates)
         pairs = [
-            (one.optimizer_bytes, 3 * one.weight_bytes + one.buffer_bytes, one.gradient_bytes)
-            for one in (table, fixed)
+            (cost.optimizer_bytes, 3 * cost.weight_bytes + cost.buffer_bytes, cost.gradient_bytes)
+            for cost in (table, fixed)
         ]
         sizes = [f"{a / 1e6:,.1f} / {b / 1e6:,.1f}" for a, b in zip(*pairs, strict=True)]
         share = f"{table.input_parameters / table.total_parameters:.1%}"
         flops = f"{fixed.flops_per_token / 1e6:,.1f}"
         stars = ["one batch only" if fitted is None else f"{fitted:,.0f}", f"{modelled:,.0f}"]
-        found.append([f"{shape.vocab:,}", str(shape.width), share, *sizes, flops, *stars])
-    return found
+        table_lines.append([f"{shape.vocab:,}", str(shape.width), share, *sizes, flops, *stars])
+    return table_lines
 
 
 def memory_lines(memory: list[dict], shapes: list[Shape]) -> list[list[str]]:
-    """What fresh processes took, against formulas: 16 bytes for a trained parameter, 12 of them in
-    a checkpoint.
+    """Returns the table rows that compare the memory of fresh processes with the formulas: 16 bytes
+    for a trained parameter, 12 of them in a checkpoint.
     """
     accounts = {(shape.vocab, shape.width): shape.accounts for shape in shapes}
-    found = []
-    for one in memory:
-        facts = accounts[one["vocab"], one["width"]][one["arm"]]
+    table_lines = []
+    for record in memory:
+        facts = accounts[record["vocab"], record["width"]][record["arm"]]
         formula = 3 * facts.weight_bytes + facts.buffer_bytes
-        cells = [f"{one['vocab']:,}", str(one["width"]), one["arm"]]
+        cells = [f"{record['vocab']:,}", str(record["width"]), record["arm"]]
         sizes = [
-            one["peak"] - one["before"],
+            record["peak"] - record["before"],
             facts.state_bytes,
-            one["optimizer"],
-            one["checkpoint"],
+            record["optimizer"],
+            record["checkpoint"],
             formula,
         ]
-        found.append(
+        table_lines.append(
             [
                 *cells,
                 *(f"{size / 1e6:,.1f}" for size in sizes),
-                f"{one['checkpoint'] / formula - 1:+.2%}",
+                f"{record['checkpoint'] / formula - 1:+.2%}",
             ]
         )
-    return found
+    return table_lines
 
 
 def paper_text(rates: Rates) -> str:
-    """The paper's shape by formula: two devices, 8 micro batches of 8 windows each a step, the
-    table whole on both.
+    """Returns the text about the paper's shape, by formula: two devices, 8 micro batches of 8
+    windows each per step, the whole table on both devices.
     """
     study = read_study("paper", [])[0]
     table, fixed = (cost_of_run(study.run(arm, 1)) for arm in ("learned", "binary"))
@@ -349,13 +363,13 @@ parameters, and as much of what goes with them at any batch: {state} of training
 
 
 def write(out: Path, shapes: list[Shape], memory: list[dict], rates: Rates) -> None:
-    """The files."""
+    """Writes costs.csv, memory.csv, costs.md and costs.png."""
     out.mkdir(parents=True, exist_ok=True)
-    for name, found in (("costs.csv", rows(shapes, rates)), ("memory.csv", memory)):
+    for name, records in (("costs.csv", rows(shapes, rates)), ("memory.csv", memory)):
         with (out / name).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(found[0]) if found else ["vocab"])
+            writer = csv.DictWriter(file, list(records[0]) if records else ["vocab"])
             writer.writeheader()
-            writer.writerows(found)
+            writer.writerows(records)
     bound = (STEADY + CLEARED) * rates.matmul / (6 * MOST * rates.stream)
     steps = "V|d|B, tokens|binary, ms|learned|by the model|computed"
     sizes = (
@@ -366,7 +380,7 @@ def write(out: Path, shapes: list[Shape], memory: list[dict], rates: Rates) -> N
         "V|d|arm|peak above imports|training state by formula|optimizer|checkpoint written|by"
         " formula|difference"
     )
-    told = f"""# What a learned input table costs
+    text = f"""# What a learned input table costs
 
 Made by `bench/costs.py`, whose head says what was measured and how B* is defined.
 
@@ -394,13 +408,13 @@ The untied head alone takes 6 V d FLOPs per token. So B* by the model is below {
 ## The paper's shape: by formula, not measured
 
 {paper_text(rates)}"""  # noqa: E501
-    (out / "costs.md").write_text(told, encoding="utf-8")
+    (out / "costs.md").write_text(text, encoding="utf-8")
     plot(shapes, rates).savefig(out / "costs.png", dpi=160)
 
 
 def plot(shapes: list[Shape], rates: Rates) -> Figure:
-    """Overhead against the batch, and measured against the model; a colour for each V, a marker for
-    each d.
+    """Plots the extra time against the batch size, and the measured extra time against the model.
+    Each V has a colour and each d has a marker.
     """
     vocabularies, widths = (
         sorted({getattr(shape, key) for shape in shapes}) for key in ("vocab", "width")
@@ -415,7 +429,10 @@ def plot(shapes: list[Shape], rates: Rates) -> Figure:
             "markersize": 6,
         }
         percent = np.array(
-            [[100 * (one - 1) for one in shape.ratios(batch, "learned")] for batch in shape.times]
+            [
+                [100 * (ratio - 1) for ratio in shape.ratios(batch, "learned")]
+                for batch in shape.times
+            ]
         )
         modelled = [100 * (shape.predicted(batch, rates) - 1) for batch in shape.times]
         upper.plot(list(shape.times), percent[:, 0], linewidth=1.1, **look)
@@ -487,19 +504,22 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS)
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument(
-        "--flops", type=float, default=4e11, help="more than so many a step are left to the model"
+        "--flops",
+        type=float,
+        default=4e11,
+        help="limit of FLOPs per step; larger points are not measured",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="at least")
+    parser.add_argument("--rounds", type=int, default=3, help="least number of rounds")
     parser.add_argument(
         "--seconds",
         type=float,
         default=8.0,
-        help="about so long a point, where that is more rounds",
+        help="time for each point, if it allows more rounds than --rounds",
     )
     parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args()
-    if asked.quick:
-        asked.vocabularies, asked.widths, asked.flops, asked.rounds, asked.seconds = (
+    options = parser.parse_args()
+    if options.quick:
+        options.vocabularies, options.widths, options.flops, options.rounds, options.seconds = (
             (3072, 49152),
             (64, 192),
             8e10,
@@ -507,15 +527,15 @@ def main() -> None:
             1.0,
         )
     with tempfile.TemporaryDirectory() as folder:
-        ids = RealIds(asked.dataset, Path(folder))
-        rates = measure_rates(5 if asked.quick else 21)
+        ids = RealIds(options.dataset, Path(folder))
+        rates = measure_rates(5 if options.quick else 21)
         shapes = [
-            measure_shape(vocab, width, ids, asked)
-            for width in asked.widths
-            for vocab in asked.vocabularies
+            measure_shape(vocab, width, ids, options)
+            for width in options.widths
+            for vocab in options.vocabularies
         ]
         memory = measure_children(shapes, ids, Path(folder))
-        write(asked.out, shapes, memory, rates)
+        write(options.out, shapes, memory, rates)
 
 
 if __name__ == "__main__":

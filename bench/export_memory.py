@@ -1,14 +1,14 @@
-"""Peak memory of an export of the paper's 1.7B shapes: resident bytes of all its processes above
-those of the interpreter.
+"""Measures the peak memory of an export of the paper's 1.7B shapes: resident bytes of all processes
+of the export, less those of the interpreter.
 
     python bench/export_memory.py --work FOLDER [--to llama gguf onnx] [--tokenizer FILE]
     [--interface binary] [--layers 24]
 
-Writes a model as it begins training into FOLDER (7 GB; kept for the next run), exports it by the
-command, and reads the resident set of the process and its children ten times a second; pages of
-files that are mapped count too. The interpreter is what the same command has on a model of a few
-hundred kilobytes. The bar is 1.2 of the plain Llama's float32 bytes. GGUF holds the vocabulary too,
-so it wants --tokenizer, one of 49,152 tokens (SmolLM2's).
+Writes an untrained model into FOLDER (7 GB; kept for the next run) and exports it by the command.
+Ten times a second it reads the resident set of the process and its children. Pages of mapped files
+count too. The memory of the interpreter is that of the same command on a model of a few hundred
+kilobytes. The limit is 1.2 of the plain Llama's float32 bytes. GGUF holds the vocabulary too, so it
+needs --tokenizer with 49,152 tokens (SmolLM2's).
 """
 
 import argparse
@@ -45,11 +45,12 @@ SMALL = {
 
 
 def make(folder: Path, config: TokenCodeConfig) -> int:
-    """A model as it begins training, if it is not there yet; returns the plain Llama's bytes."""
+    """Writes an untrained model if none exists. Returns the bytes of the plain Llama."""
     with torch.device("meta"):
         model = TokenCodeForCausalLM(config)
     plain = 4 * (
-        sum(one.numel() for one in model.parameters()) + config.vocab_size * config.hidden_size
+        sum(parameter.numel() for parameter in model.parameters())
+        + config.vocab_size * config.hidden_size
     )
     if (folder / "model.safetensors").is_file():
         return plain
@@ -61,7 +62,7 @@ def make(folder: Path, config: TokenCodeConfig) -> int:
 
 
 def resident(process: int) -> int:
-    """Bytes of a process and all below it."""
+    """Returns the resident bytes of a process and all its descendants."""
     total = 0
     try:
         for line in Path(f"/proc/{process}/status").read_text().splitlines():
@@ -75,7 +76,7 @@ def resident(process: int) -> int:
 
 
 def peak(folder: Path, to: str) -> tuple[int, float, dict]:
-    """Peak bytes and seconds of one export, and what it says."""
+    """Returns peak bytes, seconds and the JSON report of one export."""
     out = folder.with_name(f"{folder.name}-{to}")
     shutil.rmtree(out, ignore_errors=True)
     command = [
@@ -95,15 +96,15 @@ def peak(folder: Path, to: str) -> tuple[int, float, dict]:
         while process.poll() is None:
             most = max(most, resident(process.pid))
             time.sleep(0.1)
-        told = process.stdout.read() if process.stdout else ""
+        report = process.stdout.read() if process.stdout else ""
     if process.returncode:
         sys.exit(f"failed: {' '.join(command)}")
     shutil.rmtree(out)
-    return most, time.monotonic() - began, json.loads(told)
+    return most, time.monotonic() - began, json.loads(report)
 
 
 def main() -> None:
-    """Prints a line a format."""
+    """Prints one line for each format."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -113,32 +114,37 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--vocab-size", type=int, default=49152)
     parser.add_argument("--tokenizer", type=Path)
-    asked = parser.parse_args()
-    if "gguf" in asked.to and asked.tokenizer is None:
+    options = parser.parse_args()
+    if "gguf" in options.to and options.tokenizer is None:
         parser.error("--to gguf needs --tokenizer, one of as many tokens as --vocab-size")
-    interface, vocab = asked.interface, asked.vocab
+    interface, vocab = options.interface, options.vocab_size
     if InterfaceSpec.parse(interface).learned:
         parser.error(
             "--interface learned: its table is among the parameters, so it would count twice"
         )
     config = TokenCodeConfig(
-        **SHAPE, vocab_size=vocab, num_hidden_layers=asked.layers, interface=interface
+        **SHAPE, vocab_size=vocab, num_hidden_layers=options.layers, interface=interface
     )
     large, small = (
-        asked.work / f"large-{asked.layers}-{vocab}-{interface}",
-        asked.work / f"tiny-{interface}",
+        options.work / f"large-{options.layers}-{vocab}-{interface}",
+        options.work / f"tiny-{interface}",
     )
     weights = make(large, config)
     make(small, TokenCodeConfig(**SMALL, interface=interface))
-    if asked.tokenizer:
-        shutil.copyfile(asked.tokenizer, large / "tokenizer.json")
-        texts = (one.text for one in read_documents(Path(resolve_inputs(("embedded:austen",))[0])))
+    if options.tokenizer:
+        shutil.copyfile(options.tokenizer, large / "tokenizer.json")
+        texts = (
+            document.text
+            for document in read_documents(Path(resolve_inputs(("embedded:austen",))[0]))
+        )
         train_tokenizer(texts, SMALL["vocab_size"], small / "tokenizer.json")
-    for to in asked.to:
+    for to in options.to:
         base = peak(small, to)[0]
-        most, took, told = peak(large, to)
+        most, took, report = peak(large, to)
         above = most - base
-        statuses = ", ".join(f"{one['runtime']} {one['status']}" for one in told["runtimes"])
+        statuses = ", ".join(
+            f"{runtime['runtime']} {runtime['status']}" for runtime in report["runtimes"]
+        )
         print(
             f"{to:6} {weights / 1e9:.2f} GB of weights; peak {most / 1e9:.2f} GB, {above / 1e9:.2f}"
             f" above the interpreter's {base / 1e9:.2f}: {above / weights:.2f} of the weights;"

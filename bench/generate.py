@@ -1,11 +1,11 @@
-"""Greedy generation by our model against transformers' own Llama of the same shape and weights,
-tokens a second, in turn.
+"""Compares greedy generation by our model with transformers' own Llama of the same shape and
+weights, in tokens per second. The two models run in turn.
 
     OMP_WAIT_POLICY=PASSIVE python bench/generate.py [--interface binary] [--shape nano 135m]
     [--rounds 9] [--new 64]
 
-Both go through transformers' `generate` with its cache; the weights of body and head are the same
-tensors. The input stage is timed apart: one token, and a prompt, in microseconds.
+Both use transformers' `generate` with its cache. The weights of body and head are the same tensors.
+The input stage is timed separately, in microseconds: for one token, and for a prompt.
 """
 
 import argparse
@@ -38,14 +38,18 @@ PROMPT = 16
 
 
 def both(shape: str, interface: str) -> tuple[TokenCodeForCausalLM, LlamaForCausalLM]:
-    """Our model, and a plain Llama on the same tensors with the input written out."""
-    told = {**SHAPES[shape], "max_position_embeddings": 2048}
-    ours = TokenCodeForCausalLM(TokenCodeConfig(**told, interface=interface))
+    """Returns our model, and a plain Llama with the same tensors and our input as a table."""
+    values = {**SHAPES[shape], "max_position_embeddings": 2048}
+    ours = TokenCodeForCausalLM(TokenCodeConfig(**values, interface=interface))
     initialise(ours, 1)
     with torch.device("meta"):
-        theirs = LlamaForCausalLM(
+        llama = LlamaForCausalLM(
             LlamaConfig(
-                **told, rms_norm_eps=1e-5, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0
+                **values,
+                rms_norm_eps=1e-5,
+                tie_word_embeddings=False,
+                bos_token_id=0,
+                eos_token_id=0,
             )
         )
     weights = {
@@ -53,15 +57,15 @@ def both(shape: str, interface: str) -> tuple[TokenCodeForCausalLM, LlamaForCaus
         for name, value in ours.state_dict().items()
         if not name.startswith("model.embed_tokens.")
     }
-    theirs.load_state_dict(
+    llama.load_state_dict(
         {**weights, "model.embed_tokens.weight": ours.input_interface.materialize()}, assign=True
     )
-    theirs.model.rotary_emb = ours.model.rotary_emb
-    return ours.eval(), theirs.eval()
+    llama.model.rotary_emb = ours.model.rotary_emb
+    return ours.eval(), llama.eval()
 
 
 def microseconds(module: torch.nn.Module, ids: torch.Tensor, calls: int = 200) -> float:
-    """One call of an input stage, a median of nine."""
+    """Returns the microseconds of one call of an input stage: the median of nine measurements."""
     with torch.no_grad():
         return 1e6 * statistics.median(
             seconds(lambda: [module(ids) for _ in range(calls)]) / calls for _ in range(9)
@@ -69,7 +73,7 @@ def microseconds(module: torch.nn.Module, ids: torch.Tensor, calls: int = 200) -
 
 
 def main() -> None:
-    """Prints a line a shape."""
+    """Prints one line for each shape."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -77,32 +81,36 @@ def main() -> None:
     parser.add_argument("--shape", nargs="*", default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--new", type=int, default=64)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print(
-        f"{asked.interface}, {asked.new} tokens after {PROMPT}, float32, {torch.get_num_threads()}"
-        " threads"
+        f"{options.interface}, {options.new} tokens after {PROMPT}, float32,"
+        f" {torch.get_num_threads()} threads"
     )
-    for shape in asked.shape:
-        print(line(shape, asked.interface, asked.rounds, asked.new))
+    for shape in options.shape:
+        print(line(shape, options.interface, options.rounds, options.new))
 
 
 def line(shape: str, interface: str, rounds: int, new: int) -> str:
-    """What one shape gives."""
-    ours, theirs = both(shape, interface)
+    """Measures one shape. Returns its line of results."""
+    ours, llama = both(shape, interface)
     ids = torch.randint(
         1, SHAPES[shape]["vocab_size"], (1, PROMPT), generator=torch.Generator().manual_seed(0)
     )
-    told = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-    told["attention_mask"] = torch.ones_like(ids)
-    assert torch.equal(ours.generate(ids, **told), theirs.generate(ids, **told))
-    found = paired(lambda: theirs.generate(ids, **told), lambda: ours.generate(ids, **told), rounds)
-    one = [microseconds(model.model.embed_tokens, ids[:, :1]) for model in (ours, theirs)]
-    many = [microseconds(model.model.embed_tokens, ids.repeat(1, 16)) for model in (ours, theirs)]
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    options["attention_mask"] = torch.ones_like(ids)
+    assert torch.equal(ours.generate(ids, **options), llama.generate(ids, **options))
+    times = paired(
+        lambda: llama.generate(ids, **options), lambda: ours.generate(ids, **options), rounds
+    )
+    token_us = [microseconds(model.model.embed_tokens, ids[:, :1]) for model in (ours, llama)]
+    prompt_us = [
+        microseconds(model.model.embed_tokens, ids.repeat(1, 16)) for model in (ours, llama)
+    ]
     return (
-        f"{shape:6} ours {new / found.b:8.1f} tokens/s, Llama {new / found.a:8.1f}; ratio"
-        f" {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}); input stage {one[0]:.0f}"
-        f" against {one[1]:.0f} us a token, {many[0]:.0f} against {many[1]:.0f} us for"
-        f" {PROMPT * 16}"
+        f"{shape:6} ours {new / times.b:8.1f} tokens/s, Llama {new / times.a:8.1f}; ratio"
+        f" {times.ratio:.3f} ({times.low:.3f} to {times.high:.3f}); input stage {token_us[0]:.0f}"
+        f" against {token_us[1]:.0f} us a token, {prompt_us[0]:.0f} against"
+        f" {prompt_us[1]:.0f} us for {PROMPT * 16}"
     )
 
 

@@ -1,26 +1,27 @@
-"""One GPU, minutes: tokens/s, MFU and peak memory of the 1.7B arms against transformers' own Llama;
-and the head kernels.
+"""Measures tokens/s, MFU and peak memory of the 1.7B arms on one GPU in minutes, against
+transformers' own Llama. It also measures the head kernels.
 
     python bench/gpu.py [--dataset FOLDER] [--recompute 1] [--compile] [--peak-tflops TFLOPS] [--out
     runs/gpu.json] [--markdown FILE]
     python bench/gpu.py --device cpu --shape tiny        # the same code on any
         machine, in a minute; its figures mean nothing
 
-Not measured: nobody had a GPU to lend, so this was only tried on a CPU, where peak memory is that
-of the process.
+No result exists yet: no GPU was available. The code was only tried on a CPU, where peak memory is
+that of the process.
 
 The recipe is the paper's: BF16 autocast over float32 parameters, micro batches of 8 windows of
-2,048 tokens (halved, and said so, where they do not fit), gradient accumulation over 64 windows,
-fused AdamW, gradients clipped to 1. Ours is computed as the trainer does it, by the same functions.
-`llama` is LlamaForCausalLM of the same shape with its own loss (logits whole), all else as in ours;
-it begins with the weights of `learned`, so the two first losses must agree: a check, shown.
+2,048 tokens, gradient accumulation over 64 windows, fused AdamW, gradients clipped to 1. If a micro
+batch does not fit, it is halved, and the table notes it. Our arms use the same functions as the
+trainer. `llama` is LlamaForCausalLM of the same shape with its own loss (whole logits); all else is
+as in ours. It starts with the weights of `learned`, so the two first losses must agree. The table
+shows both.
 
-Each arm runs in a process of its own, for at most --limit seconds; what did not run is "not
-measured", with the reason. Tokens a second: median over steps after the first, which warms up and
-compiles. MFU: FLOPs per token by `flops_per_token`, nothing counted twice, over --peak-tflops, or
-else over the rate of a large bfloat16 matmul in the same run. Real ids: windows of --dataset, or of
-the embedded text (a tokenizer of 3,072 entries), spread over the vocabulary, id * V div 3,072, so
-that frequencies stay.
+Each arm runs in its own process, for at most --limit seconds. An arm that did not run is "not
+measured", with the reason. Tokens per second: the median over the steps after the first, which
+warms up and compiles. MFU: FLOPs per token by `flops_per_token` (without recomputation), over
+--peak-tflops, or else over the rate of a large bfloat16 matmul in the same run. The ids are real:
+windows of --dataset, or of the embedded text (a tokenizer of 3,072 entries). The latter are spread
+over the vocabulary, id * V div 3,072, so that frequencies stay.
 """
 
 import argparse
@@ -77,14 +78,14 @@ SHAPE = (
     "initializer_range",
 )
 NOT_MEASURED = "not measured"
-SECONDS = 15.0  # of steps, at least two of them
+SECONDS = 15.0  # limit for the steps of one arm; at least two steps are measured
 START = 12  # seconds below which a child is not worth starting
 Plan = dict[str, Any]
 Rows = list[list[str]]
 
 
 def run_of(plan: Plan, arm: str) -> RunConfig:
-    """The paper's recipe of one arm, at the shape that was asked for."""
+    """Returns the paper's configuration of one arm at the requested shape."""
     tiny = ["data.vocab_size=6144", *(f"model.{key}={value}" for key, value in TINY.items())]
     return read_study("paper", tiny if plan["shape"] == "tiny" else [])[0].run(
         "learned" if arm == "llama" else arm, 1
@@ -92,7 +93,7 @@ def run_of(plan: Plan, arm: str) -> RunConfig:
 
 
 def real_windows(plan: Plan, folder: Path, count: int) -> np.ndarray:
-    """Ids int64[count, T + 1] of real text."""
+    """Returns ids int64[count, T + 1] of real text."""
     run = run_of(plan, "learned")
     dataset = (
         Dataset(Path(plan["dataset"]))
@@ -109,14 +110,14 @@ def real_windows(plan: Plan, folder: Path, count: int) -> np.ndarray:
 
 
 def tell(line: str) -> None:
-    """Progress, on standard error."""
+    """Prints progress on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 @torch.no_grad()
 def draw(model: nn.Module) -> None:
-    """The recipe's initial weights, drawn on the model's own device by parameter name: alike in
-    every arm, and quick.
+    """Draws the recipe's initial weights on the model's own device. The draw depends on the
+    parameter's name only, so it is the same in each arm.
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
@@ -127,7 +128,7 @@ def draw(model: nn.Module) -> None:
 
 
 def build(run: RunConfig, arm: str, device: torch.device) -> nn.Module:
-    """The arm's model, drawn, on its device."""
+    """Returns the arm's model on its device, with drawn weights."""
     with device:
         model = build_model(run, *resolve(run.interface, None))
         if arm == "llama":
@@ -138,8 +139,8 @@ def build(run: RunConfig, arm: str, device: torch.device) -> nn.Module:
 
 
 def loss_of(model: nn.Module, ids: Tensor, targets: Tensor, count: int) -> Tensor:
-    """A micro_batch's share of the mean loss; transformers' own by its labels, which are already
-    shifted here.
+    """Returns the contribution of a micro batch to the mean loss. The labels for transformers' own
+    loss are already shifted.
     """
     if isinstance(model, TokenCodeForCausalLM):
         return model.loss(ids, targets, num_targets=count)
@@ -150,7 +151,7 @@ def loss_of(model: nn.Module, ids: Tensor, targets: Tensor, count: int) -> Tenso
 
 
 class Arm:
-    """One model with its optimizer; `step` does what the trainer does."""
+    """Holds one model with its optimizer. `step` does what the trainer does."""
 
     def __init__(self, plan: Plan, name: str, device: torch.device) -> None:
         self.run, self.world = run_of(plan, name), World(device=device)
@@ -167,7 +168,9 @@ class Arm:
             group["lr"] = learning_rate(0, self.run.optimizer)
 
     def step(self, windows: Tensor, micro_batch: int) -> float:
-        """One step; its loss."""
+        """Does one training step. Returns its loss. Raises RuntimeError if loss or norm is not
+        finite.
+        """
         losses, count = [], windows[:, 1:].numel()
         for part in windows.split(micro_batch):
             with autocast(self.engine, self.world):
@@ -189,7 +192,7 @@ class Arm:
 
 
 def measure_arm(plan: Plan, name: str, device: torch.device) -> dict[str, Any]:
-    """Tokens per second and the rest, of the largest micro batch that fits."""
+    """Returns tokens per second and the other figures, with the largest micro batch that fits."""
     windows = torch.from_numpy(np.load(plan["ids"])).to(device)
     micro_batch = plan["micro_batch"]
     while True:
@@ -204,14 +207,16 @@ def measure_arm(plan: Plan, name: str, device: torch.device) -> dict[str, Any]:
 
 
 def measure_steps(plan: Plan, arm: Arm, windows: Tensor, micro_batch: int) -> dict[str, Any]:
-    """Steps of so many windows until time or number is up, after one that warms up."""
+    """Does one step of warm-up, then measures steps until the time or the number of steps is
+    reached.
+    """
     device, size, times = arm.world.device, plan["windows"], []
     first = arm.step(windows[:size], micro_batch)
     synchronize(device)
     while len(times) < plan["steps"] and (len(times) < 2 or sum(times) < SECONDS):
         start = (len(times) + 1) * size % len(windows)
-        # A step ends with all its kernels: its loss and norm are read back, and the optimizer is
-        # waited for.
+        # The time includes all kernels of the step: its loss and norm are read back, and
+        # synchronize waits for the optimizer.
         times.append(
             seconds(
                 lambda: (
@@ -232,8 +237,8 @@ def measure_steps(plan: Plan, arm: Arm, windows: Tensor, micro_batch: int) -> di
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most that was allocated on the GPU; on a CPU this process's own peak of resident memory,
-    libraries included.
+    """Returns the peak of allocated bytes on the GPU. On a CPU it returns the peak resident bytes
+    of this process, libraries included.
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
@@ -242,14 +247,14 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def time_work(work: Callable[[], object], device: torch.device, runs: int) -> float:
-    """Median seconds after one warm-up."""
+    """Returns the median seconds after one warm-up."""
 
     work(), synchronize(device)
     return statistics.median(seconds(lambda: (work(), synchronize(device))) for _ in range(runs))
 
 
 def measure_peak(device: torch.device) -> dict[str, Any]:
-    """FLOP/s of a large bfloat16 matmul, and what the machine is."""
+    """Returns the FLOP/s of a large bfloat16 matmul, and the name of the device."""
     side = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     rate = 2 * side**3 / time_work(lambda: a @ b, device, 20)
@@ -260,10 +265,10 @@ def measure_peak(device: torch.device) -> dict[str, Any]:
 
 
 def measure_heads(plan: Plan, device: torch.device, out: Path) -> None:
-    """Forward and backward of one micro_batch's head, by every kernel, under autocast; written
-    kernel by kernel.
+    """Measures forward and backward of the head of one micro batch under autocast, with each
+    kernel. The results are written after each kernel.
     """
-    run, found, on_gpu = run_of(plan, "learned"), {}, device.type == "cuda"
+    run, results, on_gpu = run_of(plan, "learned"), {}, device.type == "cuda"
     tokens = torch.from_numpy(np.load(plan["ids"]))[: plan["micro_batch"], 1:].flatten().to(device)
     h = torch.randn(len(tokens), run.model.hidden_size, device=device, requires_grad=True)
     head = (
@@ -287,15 +292,15 @@ def measure_heads(plan: Plan, device: torch.device, out: Path) -> None:
             torch.cuda.reset_peak_memory_stats(device) if on_gpu else None
             took = time_work(lambda: work(kernel), device, 10 if on_gpu else 3)  # noqa: B023
             extra = peak_bytes(device) - before if on_gpu else None
-            found[kernel] = {"milliseconds": 1e3 * took, "extra_bytes": extra, "loss": loss}
+            results[kernel] = {"milliseconds": 1e3 * took, "extra_bytes": extra, "loss": loss}
         except (InputError, torch.OutOfMemoryError, RuntimeError) as error:
-            found[kernel] = {"reason": " ".join(str(error).split())[:160]}
+            results[kernel] = {"reason": " ".join(str(error).split())[:160]}
         h.grad = head.grad = None
-        out.write_text(json.dumps(found))
+        out.write_text(json.dumps(results))
 
 
 def child(what: str, plan: Plan, out: Path) -> None:
-    """In a process of its own: one measurement, written as JSON."""
+    """Does one measurement in this process, and writes it as JSON."""
     device = torch.device("cuda", 0) if plan["device"] == "cuda" else torch.device("cpu")
     if what == "heads":
         measure_heads(plan, device, out)
@@ -306,7 +311,7 @@ def child(what: str, plan: Plan, out: Path) -> None:
 
 
 def in_a_child(what: str, plan: Plan, folder: Path, limit: float) -> dict[str, Any]:
-    """What a child wrote; with `reason` where it did not end well."""
+    """Returns what a child process wrote, and `reason` if the child failed."""
     if limit < START:
         return {"reason": "no time left"}
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -321,69 +326,73 @@ def in_a_child(what: str, plan: Plan, folder: Path, limit: float) -> dict[str, A
     return {**(json.loads(out.read_text()) if out.is_file() else {}), "reason": reason}
 
 
-def measure_all(plan: Plan, asked: argparse.Namespace) -> dict[str, Any]:
-    """Everything, within the time there is."""
-    began, found = time.perf_counter(), {"plan": plan, "arms": {}}
+def measure_all(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures everything within the time limit."""
+    began, results = time.perf_counter(), {"plan": plan, "arms": {}}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plan["ids"] = str(folder / "ids.npy")
         np.save(plan["ids"], real_windows(plan, folder, 2 * plan["windows"]))
         for what in ("peak", *ARMS, "heads"):
             tell(f"{time.perf_counter() - began:4.0f} s  {what}")
-            left = asked.total - (time.perf_counter() - began)
-            (found["arms"] if what in ARMS else found)[what] = in_a_child(
-                what, plan, folder, min(asked.limit, left)
+            left = options.total - (time.perf_counter() - began)
+            (results["arms"] if what in ARMS else results)[what] = in_a_child(
+                what, plan, folder, min(options.limit, left)
             )
-    return {**found, "seconds": time.perf_counter() - began}
+    return {**results, "seconds": time.perf_counter() - began}
 
 
 def table(columns: list[str], rows: Rows) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     return "\n".join(
         "| " + " | ".join(cells) + " |"
         for cells in [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     )
 
 
-def page(found: dict[str, Any]) -> str:
-    """Both tables, with what they were measured on; a cell that was not measured says so."""
-    plan, peak = found["plan"], found.get("peak", {})
+def page(results: dict[str, Any]) -> str:
+    """Returns both tables and a line about the machine. A missing value is "not measured"."""
+    plan, peak = results["plan"], results.get("peak", {})
     flops = plan["peak"] * 1e12 if plan["peak"] else peak.get("matmul_flops")
 
-    def arm(told: dict[str, Any]) -> list[str]:
-        rate, fits = told["tokens_per_second"], told["micro_batch"] == plan["micro_batch"]
-        mfu = f"{rate * told['flops_per_token'] / flops:.3f}" if flops else NOT_MEASURED
+    def arm(record: dict[str, Any]) -> list[str]:
+        rate, fits = record["tokens_per_second"], record["micro_batch"] == plan["micro_batch"]
+        mfu = f"{rate * record['flops_per_token'] / flops:.3f}" if flops else NOT_MEASURED
         cells = [
             f"{rate:,.0f}",
             mfu,
-            f"{told['peak_bytes'] / 2**30:.2f}",
-            str(told["micro_batch"]),
-            f"{told['first_loss']:.4f}",
+            f"{record['peak_bytes'] / 2**30:.2f}",
+            str(record["micro_batch"]),
+            f"{record['first_loss']:.4f}",
         ]
         return [*cells, "" if fits else f"a micro batch of {plan['micro_batch']} did not fit"]
 
-    def head(told: dict[str, Any]) -> list[str]:
+    def head(record: dict[str, Any]) -> list[str]:
         extra = (
-            NOT_MEASURED if told["extra_bytes"] is None else f"{told['extra_bytes'] / 2**30:.2f}"
+            NOT_MEASURED
+            if record["extra_bytes"] is None
+            else f"{record['extra_bytes'] / 2**30:.2f}"
         )
-        return [f"{told['milliseconds']:.1f}", extra, f"{told['loss']:.5f}", ""]
+        return [f"{record['milliseconds']:.1f}", extra, f"{record['loss']:.5f}", ""]
 
     def rows(
         names: tuple[str, ...],
-        told: dict[str, Any],
+        records: dict[str, Any],
         key: str,
         cells: Callable[..., list[str]],
         count: int,
     ) -> Rows:
-        of = {name: told.get(name, {}) for name in names}
-        why = {name: one.get("reason") or told.get("reason") or "" for name, one in of.items()}
+        of = {name: records.get(name, {}) for name in names}
+        why = {
+            name: record.get("reason") or records.get("reason") or "" for name, record in of.items()
+        }
         return [
-            [name, *(cells(one) if key in one else [*[NOT_MEASURED] * count, why[name]])]
-            for name, one in of.items()
+            [name, *(cells(record) if key in record else [*[NOT_MEASURED] * count, why[name]])]
+            for name, record in of.items()
         ]
 
-    arms = rows(ARMS, found["arms"], "tokens_per_second", arm, 5)
-    heads = rows(HEADS, found.get("heads", {}), "milliseconds", head, 3)
+    arms = rows(ARMS, results["arms"], "tokens_per_second", arm, 5)
+    heads = rows(HEADS, results.get("heads", {}), "milliseconds", head, 3)
     rate = (
         f"{flops / 1e12:.3g} TFLOP/s ({'given' if plan['peak'] else 'bfloat16 matmul'})"
         if flops
@@ -404,42 +413,46 @@ def page(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Measures, then prints the page, and writes it as JSON and Markdown if requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
     option("--device", choices=["cuda", "cpu"], default="cuda")
     option("--shape", choices=["paper", "tiny"], default="paper")
-    option("--dataset", help="prepared text; best of the 49,152 entries of SmolLM2's tokenizer")
+    option("--dataset", help="prepared text, if possible with SmolLM2's tokenizer (49,152 entries)")
     option("--peak-tflops", type=float, help="TFLOP/s that MFU is counted against")
-    option("--recompute", type=int, default=1, help="every n-th block is computed again; 0: none")
+    option("--recompute", type=int, default=1, help="recompute each n-th block; 0: none")
     option("--compile", action="store_true", help="torch.compile, a block at a time")
     option("--head", default="auto", choices=["auto", *KERNELS])
     option("--micro_batch", type=int, default=8, help="windows")
     option(
-        "--windows", type=int, default=64, help="of a step: 8 x 8 are one GPU's share in the paper"
+        "--windows", type=int, default=64, help="windows per step; one GPU has 8 x 8 in the paper"
     )
-    option("--steps", type=int, default=5, help="at most, after the first")
+    option("--steps", type=int, default=5, help="largest number of steps after the first")
     option("--limit", type=float, default=90, help="seconds for each arm")
     option("--total", type=float, default=460, help="seconds in all")
     option("--out", type=Path, help="JSON")
     option("--markdown", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     plan: Plan = {
         name: value
-        for name, value in vars(asked).items()
+        for name, value in vars(options).items()
         if name not in ("limit", "total", "out", "markdown")
     }
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         tell(
             "PyTorch sees no GPU here, so nothing is measured; --device cpu --shape tiny tries the"
             " code"
         )
-        found: dict[str, Any] = {"plan": plan, "arms": {}}
+        results: dict[str, Any] = {"plan": plan, "arms": {}}
     else:
-        found = measure_all(plan, asked)
-    text = page(found)
-    for path, content in ((asked.out, json.dumps(found, indent=1) + "\n"), (asked.markdown, text)):
+        results = measure_all(plan, options)
+    text = page(results)
+    for path, content in (
+        (options.out, json.dumps(results, indent=1) + "\n"),
+        (options.markdown, text),
+    ):
         if path:
             path.write_text(content)
     print(text)

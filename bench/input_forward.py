@@ -1,4 +1,5 @@
-"""Forward of the paper's input interface against `nn.Embedding`: V 49,152, d 2,048, 8 x 2,048 ids.
+"""Compares the forward of the paper's input interfaces with `nn.Embedding`: V 49,152, d 2,048,
+8 x 2,048 ids.
 
 python bench/input_forward.py [--runs 15]
 """
@@ -25,6 +26,7 @@ SPECS = (
 
 
 def main() -> None:
+    """Prints milliseconds and the ratio for each dtype and interface, then the peak memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=15)
     runs = parser.parse_args().runs
@@ -39,10 +41,10 @@ def main() -> None:
             table = nn.Embedding(VOCAB, WIDTH).to(dtype)
             for spec in SPECS:
                 code = build_interface(InterfaceSpec.parse(spec), VOCAB, WIDTH).to(dtype)
-                found = paired(lambda: code(ids), lambda: table(ids), runs)  # noqa: B023 (used at once)
+                times = paired(lambda: code(ids), lambda: table(ids), runs)  # noqa: B023 (used at once)
                 print(
-                    f"{str(dtype)[6:]:10} {spec:28} {1e3 * found.a:8.1f} {1e3 * found.b:13.1f}"
-                    f" {found.ratio:7.3f}  {found.low:.3f} to {found.high:.3f}",
+                    f"{str(dtype)[6:]:10} {spec:28} {1e3 * times.a:8.1f} {1e3 * times.b:13.1f}"
+                    f" {times.ratio:7.3f}  {times.low:.3f} to {times.high:.3f}",
                     flush=True,
                 )
     print(

@@ -1,10 +1,11 @@
-"""Sampler and loader: windows a second, and how their cost grows with documents and with the index.
+"""Measures the sampler and the loader: windows per second, and how the cost grows with the number
+of documents and with the index.
 
     python bench/loader.py --corpora FOLDER --tokenizer FILE [--documents 10000000] [--runs 7]
 
-Shards are written with real ids: the paragraphs of the corpora as documents, over and over, with
-the whole documents among them, so that the largest offset table has the asked number of documents.
-Everything is read from the page cache.
+The shards hold real ids. The documents are the paragraphs of the corpora, repeated, with the whole
+documents among them, until the largest offset table has --documents documents. All data is read
+from the page cache.
 """
 
 import argparse
@@ -30,23 +31,23 @@ from tokencodes.data.windows import read_windows
 from tokencodes.data.writer import ShardWriter
 
 CONTEXT = 2048
-STEP = 128  # windows, as in the paper
-WHOLE_EVERY = 300  # among so many paragraphs one whole document
+STEP = 128  # windows per step, as in the paper
+WHOLE_EVERY = 300  # each 300th document is a whole document, the others are paragraphs
 
 
 def pieces(corpora: Path, tokenizer: TokenizerFile) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Ids of all paragraphs, and of all documents that are long enough for a window."""
+    """Returns the ids of all paragraphs, and of all documents that are longer than a window."""
     texts = documents(corpora)
     encoder = engine_for(tokenizer)
-    found = []
+    arrays = []
     for part in ([line for text in texts for line in text.split("\n\n") if line], texts):
         ids, sizes = encoder.encode(part)
-        found.append([one.astype(np.uint16) for one in np.split(ids, np.cumsum(sizes)[:-1])])
-    return found[0], [ids for ids in found[1] if len(ids) > CONTEXT]
+        arrays.append([array.astype(np.uint16) for array in np.split(ids, np.cumsum(sizes)[:-1])])
+    return arrays[0], [ids for ids in arrays[1] if len(ids) > CONTEXT]
 
 
 def write(folder: Path, size: int, paragraphs: list[np.ndarray], whole: list[np.ndarray]) -> Shard:
-    """A shard of `size` documents."""
+    """Writes a shard of `size` documents and returns it."""
     writer = ShardWriter(folder, "train", np.uint16)
     for number in range(size):
         every, place = divmod(number, WHOLE_EVERY)
@@ -59,7 +60,7 @@ def write(folder: Path, size: int, paragraphs: list[np.ndarray], whole: list[np.
 
 
 def samplers(shard: Shard) -> dict[Sampling, Sampler]:
-    """One of each kind."""
+    """Returns one sampler of each kind."""
     return {
         "paper": PaperSampler([shard], CONTEXT, 1, 2, 8192),
         "token-uniform": TokenUniformSampler([shard], CONTEXT, 1, 2, 8192),
@@ -68,7 +69,7 @@ def samplers(shard: Shard) -> dict[Sampling, Sampler]:
 
 
 def microseconds(work: Callable[[np.ndarray], object], runs: int, first: int) -> float:
-    """Median time a window of steps from `first` on, after one."""
+    """Returns the median microseconds per window of steps from `first` on, after one warm-up."""
     times = []
     for run in range(runs + 1):
         began = time.perf_counter()
@@ -80,7 +81,7 @@ def microseconds(work: Callable[[np.ndarray], object], runs: int, first: int) ->
 
 
 def anonymous() -> float:
-    """Anonymous memory of this process, MB."""
+    """Returns the anonymous memory of this process in MB."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
 
@@ -108,22 +109,22 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--documents", type=int, default=10_000_000)
     parser.add_argument("--runs", type=int, default=7)
-    asked = parser.parse_args()
-    paragraphs, whole = pieces(asked.corpora, TokenizerFile(asked.tokenizer))
+    options = parser.parse_args()
+    paragraphs, whole = pieces(options.corpora, TokenizerFile(options.tokenizer))
     with tempfile.TemporaryDirectory() as folder:
         shards = {
             size: write(Path(folder) / str(size), size, paragraphs, whole)
-            for size in (1000, 100_000, asked.documents)
+            for size in (1000, 100_000, options.documents)
         }
         del paragraphs, whole
-        large = shards[asked.documents]
+        large = shards[options.documents]
         size = (large.path / "tokens.npy").stat().st_size
         print(
-            f"largest shard: {asked.documents:,} documents, {large.tokens:,} tokens,"
+            f"largest shard: {options.documents:,} documents, {large.tokens:,} tokens,"
             f" {size / 1e9:.2f} GB"
         )
-        told = [sys.executable, "-c", FIRST, str(large.path), _entry(large).model_dump_json()]
-        first = float(subprocess.run(told, capture_output=True, check=True).stdout)
+        command = [sys.executable, "-c", FIRST, str(large.path), _entry(large).model_dump_json()]
+        first = float(subprocess.run(command, capture_output=True, check=True).stdout)
         print(f"its first window, seconds after the imports: {first:.3f}")
         print("microseconds a window to draw (medians)   documents x first index")
         before = anonymous()
@@ -134,7 +135,7 @@ def main() -> None:
                 for first in (0, 10**12):
                     cells.append(
                         f"{documents_:.0e} x {first:.0e}:"
-                        f" {microseconds(sampler.draw, asked.runs, first):.2f}"
+                        f" {microseconds(sampler.draw, options.runs, first):.2f}"
                     )
             print(f"  {kind:14} {'   '.join(cells)}")
         middle = shards[100_000]
@@ -146,7 +147,7 @@ def main() -> None:
             rate = 2 * 8192 * CONTEXT / (time.perf_counter() - began) / 1e6
             warm = CONTEXT / microseconds(
                 lambda indices: read_windows([fresh], sampler, indices),  # noqa: B023
-                asked.runs,
+                options.runs,
                 0,
             )
             print(

@@ -1,4 +1,5 @@
-"""What sampling and reading cost of a training step, without the thread that hides it.
+"""Measures the share of a training step that sampling and reading take, without the loader's
+thread.
 
 python bench/loader_share.py [--preset nano] [--steps 12]
 """
@@ -21,20 +22,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", default="nano")
     parser.add_argument("--steps", type=int, default=12)
-    asked = parser.parse_args()
-    study, _ = read_study(asked.preset, [])
+    options = parser.parse_args()
+    study, _ = read_study(options.preset, [])
     with tempfile.TemporaryDirectory() as folder:
         run = study.run("gf2", 1)
         trainer = Trainer(
             run, open_dataset(run.data, Path(folder), print), Path(folder) / "run", Silent()
         )
         loader = trainer.loader()
-        steps = [seconds(lambda: trainer.train_step(loader)) for _ in range(asked.steps)][2:]
+        steps = [seconds(lambda: trainer.train_step(loader)) for _ in range(options.steps)][2:]
         loader.close()
         reads = [seconds(lambda: trainer.window_ids(step)) for step in range(1000, 1200)]  # noqa: B023
     step, read = statistics.median(steps), statistics.median(reads)
     print(
-        f"{asked.preset}: step {1000 * step:.1f} ms, its windows {1000 * read:.3f} ms:"
+        f"{options.preset}: step {1000 * step:.1f} ms, its windows {1000 * read:.3f} ms:"
         f" {read / step:.3%}"
     )
 

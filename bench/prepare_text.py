@@ -1,15 +1,15 @@
-"""`tokencodes prepare` against datatrove's DocumentTokenizer: whole commands, in turn, on the same
-text and cores.
+"""Compares `tokencodes prepare` with datatrove's DocumentTokenizer. Whole commands run in turn, on
+the same text and cores.
 
     python bench/prepare_text.py --corpora FOLDER --tokenizer FILE [--runs 5] [--peer PYTHON]
 
-PYTHON is the interpreter of an environment with datatrove, orjson and the same tokenizers, if it is
-not this one.
+PYTHON is the interpreter of an environment with datatrove, orjson and the same tokenizers, if that
+is not this environment.
 
-Start-up is in both. datatrove runs as it is fastest here: two tasks of one thread, or one task with
-the library's own threads, whichever took less. Ids are compared document by document. Then the same
-for one worker against two, on the text repeated (`--repeat`), so that start-up weighs less; and the
-peak memory of each.
+The times include start-up. datatrove runs in the faster of two settings: two tasks of one thread,
+or one task with the library's own threads. Ids are compared document by document. Then one worker
+is compared with two. The text is repeated there (`--repeat`), so that start-up matters less. The
+peak memory of each command is printed.
 """
 
 import argparse
@@ -45,8 +45,8 @@ if __name__ == "__main__":
 
 
 def measure(command: list[str], out: Path, threads: bool = True) -> tuple[float, float]:
-    """Seconds and peak RSS (MB, of the largest process) of one run of a command into a fresh
-    folder.
+    """Runs a command into a fresh folder. Returns seconds and peak RSS (MB, of the largest
+    process).
     """
     for path in (out, out.with_name(f"{out.name}-logs")):
         shutil.rmtree(path, ignore_errors=True)
@@ -62,8 +62,8 @@ def measure(command: list[str], out: Path, threads: bool = True) -> tuple[float,
 
 
 def ours(source: Path, out: Path, tokenizer: Path, workers: int) -> list[str]:
-    """Our command."""
-    told = [
+    """Returns our command."""
+    arguments = [
         "prepare",
         str(source),
         "--tokenizer",
@@ -73,24 +73,26 @@ def ours(source: Path, out: Path, tokenizer: Path, workers: int) -> list[str]:
         "--workers",
         str(workers),
     ]
-    return [sys.executable, "-c", "from tokencodes_command import main; main()", *told]
+    return [sys.executable, "-c", "from tokencodes_command import main; main()", *arguments]
 
 
 def same_ids(dataset: Path, peer: Path) -> int:
-    """How many documents have other ids than the peer's."""
+    """Returns the number of documents whose ids differ from the peer's."""
     different = 0
-    found = Dataset(dataset)
-    for number, source in enumerate(sorted(entry.name for entry in found.manifest.sources)):
+    prepared = Dataset(dataset)
+    for number, source in enumerate(sorted(entry.name for entry in prepared.manifest.sources)):
         tokens = np.fromfile(peer / f"{number:05d}_unshuffled.ds", dtype="<u2")
         ends = np.fromfile(peer / f"{number:05d}_unshuffled.ds.index", dtype="<u8").astype(np.int64)
-        theirs = {
+        peer_documents = {
             bytes(tokens[a:b].tobytes()) for a, b in zip(np.append(0, ends[:-1]), ends, strict=True)
         }
-        mine = [s for s in found.own_shards if s.path.parent.name == source]
+        shards = [s for s in prepared.own_shards if s.path.parent.name == source]
         different += sum(
-            ids.astype("<u2").tobytes() not in theirs for shard in mine for ids in shard.ids()
+            ids.astype("<u2").tobytes() not in peer_documents
+            for shard in shards
+            for ids in shard.ids()
         )
-        different += len(ends) - sum(shard.documents for shard in mine)
+        different += len(ends) - sum(shard.documents for shard in shards)
     return different
 
 
@@ -102,26 +104,26 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--peer", default=sys.executable)
     parser.add_argument("--repeat", type=int, default=8)
-    asked = parser.parse_args()
-    texts = documents(asked.corpora)
+    options = parser.parse_args()
+    texts = documents(options.corpora)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         size = write_parts(texts, place / "once", 2)
         (place / "peer.py").write_text(PEER)
         peer = [
-            asked.peer,
+            options.peer,
             str(place / "peer.py"),
             str(place / "once"),
             str(place / "theirs"),
-            str(asked.tokenizer),
+            str(options.tokenizer),
         ]
         times: dict[str, list[tuple[float, float]]] = {
             "ours": [],
             "datatrove 2 tasks": [],
             "datatrove 1 task": [],
         }
-        for _ in range(asked.runs):
-            command = ours(place / "once", place / "ours", asked.tokenizer, 2)
+        for _ in range(options.runs):
+            command = ours(place / "once", place / "ours", options.tokenizer, 2)
             times["ours"].append(measure(command, place / "ours"))
             times["datatrove 1 task"].append(measure([*peer, "1"], place / "theirs"))
             times["datatrove 2 tasks"].append(
@@ -130,7 +132,7 @@ def main() -> None:
         tokens = sum(shard.tokens for shard in Dataset(place / "ours").own_shards)
         print(
             f"{len(texts):,} documents, {size / 1e6:.1f} MB of text, {tokens:,} tokens,"
-            f" {asked.runs} runs"
+            f" {options.runs} runs"
         )
         print(
             "documents whose ids differ from datatrove's:"
@@ -152,22 +154,22 @@ def main() -> None:
             f"ours / {best}: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         )
         shutil.rmtree(place / "once")
-        write_parts(texts, place / "many", 4, asked.repeat)
+        write_parts(texts, place / "many", 4, options.repeat)
         pairs = []
-        for _ in range(asked.runs):
-            one, _ = measure(
-                ours(place / "many", place / "ours", asked.tokenizer, 1), place / "ours"
+        for _ in range(options.runs):
+            single, _ = measure(
+                ours(place / "many", place / "ours", options.tokenizer, 1), place / "ours"
             )
-            two, _ = measure(
-                ours(place / "many", place / "ours", asked.tokenizer, 2), place / "ours"
+            double, _ = measure(
+                ours(place / "many", place / "ours", options.tokenizer, 2), place / "ours"
             )
-            pairs.append((one, two))
-        gains = sorted(one / two for one, two in pairs)
+            pairs.append((single, double))
+        gains = sorted(single / double for single, double in pairs)
         print(
-            f"text {asked.repeat} times over, one worker"
-            f" {statistics.median(one for one, _ in pairs):.1f} s, two"
-            f" {statistics.median(two for _, two in pairs):.1f} s: {statistics.median(gains):.2f}"
-            f" times as fast ({gains[0]:.2f} to {gains[-1]:.2f})"
+            f"text {options.repeat} times over, one worker"
+            f" {statistics.median(single for single, _ in pairs):.1f} s, two"
+            f" {statistics.median(double for _, double in pairs):.1f} s:"
+            f" {statistics.median(gains):.2f} times as fast ({gains[0]:.2f} to {gains[-1]:.2f})"
         )
 
 

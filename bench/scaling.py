@@ -1,17 +1,17 @@
-"""How the cost of a token grows with V, T and d, one at a time, against the FLOPs that `cost`
-counts.
+"""Measures how the cost of a token grows with V, T and d, and compares it with the FLOPs that
+`cost` counts.
 
     OMP_WAIT_POLICY=PASSIVE python bench/scaling.py --out docs/scaling [--dataset FOLDER ...]
     [--quick]
 
-From `nano`'s shape (V 3,072, T 256, d 192, 4 blocks, heads of 64, SwiGLU of 8/3 d) one axis is
-moved at a time; a step has 2,048 tokens in all of them and is the trainer's (loss, backward, norm
-and clip, fused AdamW), on the `binary` arm. Sizes of an axis take turns. Ids are those of prepared
-text, folded or spread into each vocabulary (see `timing.RealIds`).
+The base is `nano`'s shape (V 3,072, T 256, d 192, 4 blocks, heads of 64, SwiGLU of 8/3 d). One axis
+changes at a time. Each step has 2,048 tokens and does what the trainer does (loss, backward, norm
+and clip, fused AdamW), on the `binary` arm. The sizes of an axis run in turn. The ids come from
+prepared text, folded or spread into each vocabulary (see `timing.RealIds`).
 
-The slope between two neighbours is d log(seconds a token) / d log(size). Theory is the same slope
-of the FLOPs; a measured slope above it is work that FLOPs do not count (memory, small matrices),
-one below it is cost that did not grow (overhead).
+The slope between two neighbours is d log(seconds per token) / d log(size). The theoretical slope is
+that of the FLOPs. A larger measured slope means work that FLOPs do not count (memory, small
+matrices). A smaller measured slope means a cost that did not grow (overhead).
 """
 
 import argparse
@@ -43,8 +43,9 @@ NAMES = {"V": "vocabulary V", "T": "context T", "d": "width d"}
 
 @dataclass(frozen=True)
 class Point:
-    """One size of one axis. Seconds a token: median, least, largest;
-    FLOPs per token by `cost`."""
+    """Holds one size of one axis: seconds per token (median, least, largest), and FLOPs per token
+    by `cost`.
+    """
 
     axis: str
     size: int
@@ -55,21 +56,23 @@ class Point:
 
 
 def run_of(axis: str, size: int) -> RunConfig:
-    """nano's shape with one size changed."""
+    """Returns the configuration of nano's shape with one size changed."""
     sizes = {"V": 3072, "T": 256, "d": 192, axis: size}
     width = sizes["d"]
-    told = {
+    values = {
         "data.vocab_size": sizes["V"],
         "model.context_length": sizes["T"],
         "model.hidden_size": width,
         "model.intermediate_size": width * 8 // 3,
         "model.num_attention_heads": width // HEAD,
     }
-    return read_study("nano", [f"{key}={value}" for key, value in told.items()])[0].run("binary", 1)
+    return read_study("nano", [f"{key}={value}" for key, value in values.items()])[0].run(
+        "binary", 1
+    )
 
 
 def measure(axis: str, sizes: tuple[int, ...], ids: RealIds, rounds: int) -> list[Point]:
-    """The sizes of one axis in turn."""
+    """Measures the sizes of one axis in turn."""
     works = {}
     for size in sizes:
         run = run_of(axis, size)
@@ -78,10 +81,10 @@ def measure(axis: str, sizes: tuple[int, ...], ids: RealIds, rounds: int) -> lis
             ids.windows(run.data.vocab_size, TOKENS, run.model.context_length),
         )
         works[str(size)] = lambda step=step, windows=windows: step(windows)
-    found = []
+    points = []
     for size, times in in_turn(works, rounds).items():
-        median, low, high = (one / TOKENS for one in spread(times))
-        found.append(
+        median, low, high = (value / TOKENS for value in spread(times))
+        points.append(
             Point(
                 axis,
                 int(size),
@@ -93,19 +96,19 @@ def measure(axis: str, sizes: tuple[int, ...], ids: RealIds, rounds: int) -> lis
         )
         print(
             f"{axis} {int(size):6,}: {1 / median:9,.0f} tokens/s,"
-            f" {found[-1].flops / median / 1e9:6.1f} GFLOP/s",
+            f" {points[-1].flops / median / 1e9:6.1f} GFLOP/s",
             flush=True,
         )
-    return found
+    return points
 
 
 def slope(first: Point, second: Point, key: str) -> float:
-    """Of seconds or FLOPs per token between two points."""
+    """Returns the slope of seconds or FLOPs per token between two points."""
     return math.log(getattr(second, key) / getattr(first, key)) / math.log(second.size / first.size)
 
 
 def fitted(points: list[Point], key: str) -> float:
-    """Least-squares slope of one axis, all points."""
+    """Returns the least-squares slope of all points of one axis."""
     return float(
         np.polyfit(np.log([p.size for p in points]), np.log([getattr(p, key) for p in points]), 1)[
             0
@@ -114,8 +117,8 @@ def fitted(points: list[Point], key: str) -> float:
 
 
 def lines(axes: dict[str, list[Point]], peak: float) -> list[list[str]]:
-    """The rows of the table."""
-    found = []
+    """Returns the rows of the table."""
+    rows = []
     for axis, points in axes.items():
         for before, point in zip([None, *points[:-1]], points, strict=True):
             slopes = [
@@ -124,14 +127,14 @@ def lines(axes: dict[str, list[Point]], peak: float) -> list[list[str]]:
             speed = f"{1 / point.seconds:,.0f} ({1 / point.high:,.0f} to {1 / point.low:,.0f})"
             share = f"{point.flops / point.seconds / peak:.0%}"
             costs = f"{1e6 * point.seconds:,.0f}", f"{point.flops / 1e6:,.1f}"
-            found.append([f"{axis} {point.size:,}", speed, *costs, share, *slopes])
+            rows.append([f"{axis} {point.size:,}", speed, *costs, share, *slopes])
         slopes = [f"**{fitted(points, key):.2f}**" for key in ("seconds", "flops")]
-        found.append([f"**{axis}, all**", "", "", "", "", *slopes])
-    return found
+        rows.append([f"**{axis}, all**", "", "", "", "", *slopes])
+    return rows
 
 
 def plot(axes: dict[str, list[Point]]) -> Figure:
-    """Microseconds a token for each axis, and the FLOPs' curve through the largest size's cost."""
+    """Plots microseconds per token for each axis, and the FLOPs' curve through the largest size."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 9.0), layout="constrained")
         places = figure.subplots(len(axes), 1)
@@ -143,8 +146,10 @@ def plot(axes: dict[str, list[Point]]) -> Figure:
         ]
         theory = [micro[-1] * p.flops / points[-1].flops for p in points]
         look = {"color": COLOURS[index + 1], "marker": MARKERS[index], "markersize": 6}
-        told = f"measured, slope {fitted(points, 'seconds'):.2f}"
-        place.errorbar(sizes, micro, yerr=around, linewidth=1.4, elinewidth=0.9, label=told, **look)
+        label = f"measured, slope {fitted(points, 'seconds'):.2f}"
+        place.errorbar(
+            sizes, micro, yerr=around, linewidth=1.4, elinewidth=0.9, label=label, **look
+        )
         counted = f"FLOPs, slope {fitted(points, 'flops'):.2f}"
         place.plot(sizes, theory, color="#000000", linestyle="--", linewidth=1.2, label=counted)
         place.set(xscale="log", yscale="log", xlabel=NAMES[axis], ylabel="microseconds\nper token")
@@ -157,7 +162,9 @@ def plot(axes: dict[str, list[Point]]) -> Figure:
         high = max(1.8 * high, 3 * low)  # room for the legend
         steps = (1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 6, 8)
         ticks = [
-            tick for tick in (one * 10**e for e in range(5) for one in steps) if low <= tick <= high
+            tick
+            for tick in (factor * 10**e for e in range(5) for factor in steps)
+            if low <= tick <= high
         ]
         place.set_ylim(low, high)
         place.set_yticks(ticks, [f"{tick:,.0f}" for tick in ticks])
@@ -169,7 +176,7 @@ def plot(axes: dict[str, list[Point]]) -> Figure:
 
 
 def write(out: Path, axes: dict[str, list[Point]], rates: Rates) -> None:
-    """scaling.csv, scaling.md, scaling.png."""
+    """Writes scaling.csv, scaling.md and scaling.png."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / "scaling.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -183,7 +190,7 @@ def write(out: Path, axes: dict[str, list[Point]], rates: Rates) -> None:
         "size|tokens/s|microseconds a token|MFLOP a token|share of the matmul rate|slope of"
         " time|slope of FLOPs"
     )
-    told = f"""# How the cost of a token grows
+    text = f"""# How the cost of a token grows
 
 Made by `bench/scaling.py`, whose head says what was measured.
 
@@ -194,12 +201,12 @@ Made by `bench/scaling.py`, whose head says what was measured.
 Medians, in brackets least and largest; slopes are to the row above. The dashed curve has the rate of the largest size.
 
 {markdown(head, lines(axes, rates.matmul))}"""  # noqa: E501
-    (out / "scaling.md").write_text(told, encoding="utf-8")
+    (out / "scaling.md").write_text(text, encoding="utf-8")
     plot(axes).savefig(out / "scaling.png", dpi=160)
 
 
 def main() -> None:
-    """Measures and writes."""
+    """Measures, and writes the files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -207,15 +214,18 @@ def main() -> None:
     parser.add_argument("--dataset", type=Path, nargs="*", default=[])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args()
-    rounds = 2 if asked.quick else asked.rounds
+    options = parser.parse_args()
+    rounds = 2 if options.quick else options.rounds
     with tempfile.TemporaryDirectory() as folder:
-        ids, rates = RealIds(asked.dataset, Path(folder)), measure_rates(5 if asked.quick else 21)
+        ids, rates = (
+            RealIds(options.dataset, Path(folder)),
+            measure_rates(5 if options.quick else 21),
+        )
         axes = {
             axis: measure(axis, sizes, ids, rounds)
-            for axis, sizes in (SHORT if asked.quick else AXES).items()
+            for axis, sizes in (SHORT if options.quick else AXES).items()
         }
-    write(asked.out, axes, rates)
+    write(options.out, axes, rates)
 
 
 if __name__ == "__main__":

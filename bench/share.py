@@ -1,14 +1,14 @@
-"""What share of the machine training uses: FLOPs a second of real steps over those of a 2,048^3
-float32 matmul, in turn.
+"""Measures how much of the machine's speed training uses: FLOPs per second of real steps, divided
+by those of a 2,048^3 float32 matmul. Both run in turn.
 
     OMP_WAIT_POLICY=PASSIVE python bench/share.py [--preset nano small] [--dataset FOLDER ...]
     [--rounds 21] [--quick]
 
-Steps are `Trainer.train_step` on prepared text: the embedded text for nano; small needs a --dataset
-of its vocabulary. FLOPs are those of `cost`, recomputation and everything that is no matmul left
-out. Each round is: matmuls, some steps, matmuls; the round's share is against the mean rate of the
-matmuls around it. Beside it stands the share that the products of a step reach when nothing else is
-done. OMP_WAIT_POLICY=PASSIVE is what the installed command sets.
+The steps are `Trainer.train_step` on prepared text. nano uses the embedded text; small needs a
+--dataset of its vocabulary. The FLOPs are those of `cost`, without recomputation and without
+everything that is not a matmul. Each round is: matmuls, some steps, matmuls. The share of a round
+is relative to the mean rate of its matmuls. The line also has the share that the matrix products of
+a step reach alone. The installed command sets OMP_WAIT_POLICY=PASSIVE.
 """
 
 import argparse
@@ -32,13 +32,14 @@ from tokencodes.train.loop import Trainer
 from tokencodes.train.metrics import Silent
 from tokencodes.train.settings import read_study
 
-ROUND = 0.8  # seconds of steps, about
-MATMULS = 5  # on either side of them
+ROUND = 0.8  # approximate seconds of the steps in a round
+MATMULS = 5  # number of matmuls before and after the steps
 
 
 def products(run: RunConfig) -> tuple[Callable[[], None], int]:
-    """The matrix products of one step and nothing else, forward and backward, each laid out as
-    training has it and into memory that is there already; and their FLOPs.
+    """Returns a function that does only the matrix products of one step, forward and backward, and
+    their FLOPs. The layout of each product is that of training. The outputs go into allocated
+    memory.
     """
     shape, tokens = run.model, run.batch.micro_batch_size * run.model.context_length
     d, f, vocab = shape.hidden_size, shape.intermediate_size, run.data.vocab_size
@@ -46,22 +47,22 @@ def products(run: RunConfig) -> tuple[Callable[[], None], int]:
     rows = chunk_rows(torch.empty(tokens, d), torch.empty(vocab, d))
     head = [(min(rows, tokens - start), d, vocab) for start in range(0, tokens, rows)]
     ready = {}
-    for one in {*layers, *head}:
-        n, k, m = one
+    for product in {*layers, *head}:
+        n, k, m = product
         x_NK, w_MK = torch.randn(n, k), torch.randn(m, k)
         y_NM, y = (
             (torch.randn(m, n).T, torch.empty(m, n).T)
-            if one in head
+            if product in head
             else (torch.randn(n, m), torch.empty(n, m))
         )
-        ready[one] = x_NK, w_MK, y_NM, y, torch.empty(n, k), torch.empty(m, k)
+        ready[product] = x_NK, w_MK, y_NM, y, torch.empty(n, k), torch.empty(m, k)
     shapes = (layers * shape.num_hidden_layers + head) * (
         run.batch.global_batch_size // run.batch.micro_batch_size
     )
 
     def work() -> None:
-        for one in shapes:
-            x_NK, w_MK, y_NM, y, x, w = ready[one]
+        for product in shapes:
+            x_NK, w_MK, y_NM, y, x, w = ready[product]
             torch.mm(x_NK, w_MK.T, out=y)
             torch.mm(y_NM, w_MK, out=x)
             torch.mm(y_NM.T, x_NK, out=w)
@@ -70,7 +71,7 @@ def products(run: RunConfig) -> tuple[Callable[[], None], int]:
 
 
 def share_of(run: RunConfig, arm: str, rounds: int, folder: Path) -> None:
-    """Prints one line."""
+    """Measures one arm and prints one line."""
     facts, work, (alone, alone_flops) = cost_of_run(run), matmul(), products(run)
     keep_freed_memory()  # as `train` does
     trainer = Trainer(run, open_dataset(run.data, folder, print), folder / f"run-{arm}", Silent())
@@ -115,19 +116,19 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args()
-    told = f"OMP_WAIT_POLICY={os.environ.get('OMP_WAIT_POLICY', 'not set')}"
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {told}")
-    datasets = {Dataset(folder).vocab_size: folder for folder in asked.dataset}
-    for preset in asked.preset:
-        data = read_study(preset, asked.set)[0].data
+    options = parser.parse_args()
+    policy = f"OMP_WAIT_POLICY={os.environ.get('OMP_WAIT_POLICY', 'not set')}"
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {policy}")
+    datasets = {Dataset(folder).vocab_size: folder for folder in options.dataset}
+    for preset in options.preset:
+        data = read_study(preset, options.set)[0].data
         given = [f"data.dataset={datasets[data.vocab_size]}"] if data.vocab_size in datasets else []
         if not given and not data.inputs:
             print(
                 f"{preset}: left out; it needs a --dataset with a vocabulary of {data.vocab_size:,}"
             )
             continue
-        study, _ = read_study(preset, [*asked.set, *given])
+        study, _ = read_study(preset, [*options.set, *given])
         shape, vocab = study.model, study.data.vocab_size
         print(
             f"{preset}: V {vocab:,}, d {shape.hidden_size}, {shape.num_hidden_layers} blocks, T"
@@ -135,8 +136,10 @@ def main() -> None:
             f" {study.batch.micro_batch_size} a micro_batch"
         )
         with tempfile.TemporaryDirectory() as folder:
-            for arm in asked.arm:
-                share_of(study.run(arm, 1), arm, 3 if asked.quick else asked.rounds, Path(folder))
+            for arm in options.arm:
+                share_of(
+                    study.run(arm, 1), arm, 3 if options.quick else options.rounds, Path(folder)
+                )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""How long `tokencodes train nano` takes from the command to its first step: fresh, with prepared
-text, and gone on with.
+"""Measures how long `tokencodes train nano` takes from the command to its first step: fresh, with
+prepared text, and resumed.
 
     python bench/start.py [--runs 5] [--quick]
 
-Three cases, each a whole command in a process of its own, killed once it is known:
+There are three cases. Each is a whole command in its own process, killed after the last mark:
     embedded   a fresh folder; the tokenizer is trained and the text prepared first
     prepared   a fresh folder, text prepared beforehand
     resumed    killed after the checkpoint of step 5; the same command again, to the record
                of a step after it
 
-Marks are read off the folder, every 2 ms: config.toml is written when imports and text are done;
+The marks are read from the folder each 2 ms. config.toml is written after imports and text.
 metrics.jsonl has the held-out loss of the untrained weights, then the first step. Reading the
-checkpoint (its hashes, then its tensors) is timed in this process on the same folder, so what a
-resume takes apart from it is a difference.
+checkpoint (its hashes, then its tensors) is timed in this process on the same folder. The time of a
+resume without reading is therefore a difference.
 """
 
 import argparse
@@ -36,12 +36,12 @@ from tokencodes.train.optimizer import build_optimizer
 from tokencodes.train.settings import read_run, read_study
 
 EVERY = 5  # steps between checkpoints
-FRESH, RESUME = 15.0, 5.0  # seconds: the goals
+FRESH, RESUME = 15.0, 5.0  # goals in seconds
 PATIENCE = 600.0
 
 
 def command(out: Path, arm: str, dataset: Path | None) -> list[str]:
-    """What a user types."""
+    """Returns the command line of a run."""
     program = str(Path(sys.executable).with_name("tokencodes"))
     given = ["--set", f"data.dataset={dataset}"] if dataset else []
     return [
@@ -59,37 +59,39 @@ def command(out: Path, arm: str, dataset: Path | None) -> list[str]:
 
 
 def kinds(out: Path) -> list[dict]:
-    """The whole lines of metrics.jsonl."""
+    """Returns the records of the complete lines of metrics.jsonl."""
     file = out / "metrics.jsonl"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def watch(told: list[str], marks: dict[str, Callable[[], bool]]) -> dict[str, float]:
-    """Runs a command until every mark was seen, then kills it; seconds from its start to each."""
-    found: dict[str, float] = {}
+def watch(arguments: list[str], marks: dict[str, Callable[[], bool]]) -> dict[str, float]:
+    """Runs a command until each mark is true, then kills it. Returns the seconds from its start to
+    each mark. Raises RuntimeError if the command ends early or exceeds PATIENCE.
+    """
+    times: dict[str, float] = {}
     began = time.perf_counter()
     with subprocess.Popen(
-        told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         try:
-            while len(found) < len(marks):
-                for name in [name for name in marks if name not in found]:
+            while len(times) < len(marks):
+                for name in [name for name in marks if name not in times]:
                     if marks[name]():
-                        found[name] = time.perf_counter() - began
-                if process.poll() is not None and len(found) < len(marks):
-                    raise RuntimeError(f"{told} ended early: {process.stderr.read().decode()}")
+                        times[name] = time.perf_counter() - began
+                if process.poll() is not None and len(times) < len(marks):
+                    raise RuntimeError(f"{arguments} ended early: {process.stderr.read().decode()}")
                 if time.perf_counter() - began > PATIENCE:
-                    raise RuntimeError(f"{told} has not come to {marks.keys() - found.keys()}")
+                    raise RuntimeError(f"{arguments} has not come to {marks.keys() - times.keys()}")
                 time.sleep(0.002)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    return found
+    return times
 
 
 def fresh(out: Path, arm: str, dataset: Path | None) -> dict[str, float]:
-    """Seconds to each mark in a new folder."""
+    """Returns the seconds to each mark in a new folder."""
     marks = {
         "config": (out / "config.toml").is_file,
         "held-out": lambda: any(line["kind"] == "heldout" for line in kinds(out)),
@@ -105,8 +107,8 @@ def fresh(out: Path, arm: str, dataset: Path | None) -> dict[str, float]:
 
 
 def resumed(out: Path, arm: str, dataset: Path) -> dict[str, float]:
-    """Kills a run past its first checkpoint, and gives the seconds to the first new step of the
-    same command.
+    """Kills a run after its first checkpoint. Returns the seconds to the first new step of the same
+    command.
     """
     saved = out / "checkpoints" / "latest"
     watch(
@@ -114,7 +116,7 @@ def resumed(out: Path, arm: str, dataset: Path) -> dict[str, float]:
         {"after": lambda: saved.is_file() and kinds(out)[-1]["step"] > EVERY},
     )
     newest = checkpoint.step_of(checkpoint.checkpoints(out / "checkpoints")[0])
-    # going on writes the file anew, without the lines after the checkpoint
+    # A resume replaces the file by one without the lines after the checkpoint.
     before = (out / "metrics.jsonl").stat().st_ino
 
     def gone_on() -> bool:
@@ -125,34 +127,34 @@ def resumed(out: Path, arm: str, dataset: Path) -> dict[str, float]:
             line["kind"] == "step" and line["step"] > newest for line in kinds(out)
         )
 
-    found = watch(command(out, arm, dataset), {"restored": gone_on, "step": updated})
-    return {**found, "reading": reading(out)}
+    times = watch(command(out, arm, dataset), {"restored": gone_on, "step": updated})
+    return {**times, "reading": reading(out)}
 
 
 def reading(out: Path) -> float:
-    """Seconds to check the newest checkpoint's hashes and to load it, as a resume does."""
+    """Returns the seconds to check the newest checkpoint's hashes and to load it."""
     run = read_run(out / "config.toml")
     model = build_model(run, *resolve(run.interface, None))
     initialise(model, run.seed)
     optimizer = build_optimizer(model, run.optimizer)
     began = time.perf_counter()
-    found = checkpoint.newest_intact(out / "checkpoints", print)
-    assert found is not None
-    checkpoint.restore(found, model, optimizer)
+    newest = checkpoint.newest_intact(out / "checkpoints", print)
+    assert newest is not None
+    checkpoint.restore(newest, model, optimizer)
     return time.perf_counter() - began
 
 
 def tell(
     name: str,
-    found: list[dict[str, float]],
+    runs: list[dict[str, float]],
     value: Callable[[dict[str, float]], float],
     limit: float,
 ) -> None:
-    """One case: the value against its goal, and each mark."""
-    values = [value(one) for one in found]
+    """Prints one case: the value against its goal, and each mark."""
+    values = [value(run) for run in runs]
     median = statistics.median(values)
     marks = ", ".join(
-        f"{mark} {statistics.median(one[mark] for one in found):.2f}" for mark in found[0]
+        f"{mark} {statistics.median(run[mark] for run in runs):.2f}" for mark in runs[0]
     )
     word = "within" if median <= limit else "ABOVE"
     print(
@@ -170,20 +172,20 @@ def main() -> None:
     parser.add_argument("--arm", default="learned")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args()
-    runs = 1 if asked.quick else asked.runs
+    options = parser.parse_args()
+    runs = 1 if options.quick else options.runs
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         open_dataset(read_study("nano", [])[0].data, place, print)
         text = place / "data"
-        found: dict[str, list[dict[str, float]]] = {"embedded": [], "prepared": [], "resumed": []}
+        results: dict[str, list[dict[str, float]]] = {"embedded": [], "prepared": [], "resumed": []}
         for number in range(runs):  # in turn, so that all see the same machine
-            found["embedded"].append(fresh(place / f"embedded-{number}", asked.arm, None))
-            found["prepared"].append(fresh(place / f"prepared-{number}", asked.arm, text))
-            found["resumed"].append(resumed(place / f"resumed-{number}", asked.arm, text))
-        tell("embedded", found["embedded"], lambda one: one["step"], FRESH)
-        tell("prepared", found["prepared"], lambda one: one["step"], FRESH)
-        tell("resumed", found["resumed"], lambda one: one["step"] - one["reading"], RESUME)
+            results["embedded"].append(fresh(place / f"embedded-{number}", options.arm, None))
+            results["prepared"].append(fresh(place / f"prepared-{number}", options.arm, text))
+            results["resumed"].append(resumed(place / f"resumed-{number}", options.arm, text))
+        tell("embedded", results["embedded"], lambda times: times["step"], FRESH)
+        tell("prepared", results["prepared"], lambda times: times["step"], FRESH)
+        tell("resumed", results["resumed"], lambda times: times["step"] - times["reading"], RESUME)
 
 
 if __name__ == "__main__":

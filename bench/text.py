@@ -1,4 +1,4 @@
-"""Real text for the benchmarks of preparing and loading: JSON lines out of the given corpora, cut
+"""Real text for the benchmarks of preparing and loading: JSON lines from the given corpora, split
 into equal parts.
 """
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def documents(folder: Path) -> list[str]:
-    """The texts of every .jsonl.gz of a folder, in order."""
+    """Returns the texts of each .jsonl.gz file of a folder, in order."""
     return [
         json.loads(line)["text"]
         for file in sorted(folder.glob("*.jsonl.gz"))
@@ -17,8 +17,8 @@ def documents(folder: Path) -> list[str]:
 
 
 def write_parts(texts: list[str], folder: Path, parts: int, repeat: int = 1) -> int:
-    """Writes `parts` files of JSON lines with text and id, dealt out in turn; returns the bytes of
-    text.
+    """Writes `parts` files of JSON lines with text and id. The documents are distributed in turn.
+    Returns the bytes of text.
     """
     folder.mkdir(parents=True)
     files = [(folder / f"part-{part}.jsonl").open("w", encoding="utf-8") for part in range(parts)]

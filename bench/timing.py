@@ -1,7 +1,7 @@
-"""Paired timing: pieces of work in turn, so that a machine whose speed drifts drifts under all of
-them.
+"""Paired timing: functions run in turn, so that a drift of the machine's speed affects all of them.
 
-And what several benches time: a training step on real ids, and what the machine can do in a second.
+The module also has the parts that several benchmarks share: a training step on real ids, and the
+machine's rates.
 """
 
 import math
@@ -35,7 +35,7 @@ MATMUL_FLOPS = 2 * MATMUL**3
 
 @dataclass(frozen=True)
 class Paired:
-    """Medians in seconds, and the ratio a / b pair by pair (median, least, largest)."""
+    """Holds the medians in seconds, and the ratio a / b of each pair (median, least, largest)."""
 
     a: float
     b: float
@@ -45,14 +45,14 @@ class Paired:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """One run."""
+    """Returns the seconds of one run."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def paired(a: Callable[[], object], b: Callable[[], object], runs: int) -> Paired:
-    """Runs a, b, b, a, a, b, ... after one warm-up of each."""
+    """Runs a, b, b, a, a, b, ... after one warm-up of each. Returns the medians and the ratios."""
     a(), b()
     times_a, times_b = [], []
     for run in range(runs):
@@ -69,8 +69,8 @@ def paired(a: Callable[[], object], b: Callable[[], object], runs: int) -> Paire
 
 
 def in_turn(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round by name, after one warm-up of each; every other round runs them
-    backwards.
+    """Returns the seconds of each round by name, after one warm-up of each. Each second round runs
+    in reverse order.
     """
     for work in works.values():
         work()
@@ -82,18 +82,18 @@ def in_turn(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, li
 
 
 def spread(values: list[float]) -> tuple[float, float, float]:
-    """Median, least, largest."""
+    """Returns median, least and largest."""
     return statistics.median(values), min(values), max(values)
 
 
 def matmul() -> Callable[[], object]:
-    """A square float32 matmul, to be timed: what the machine can do."""
+    """Returns a function that does a square float32 matmul."""
     a, b, out = (torch.randn(MATMUL, MATMUL) for _ in range(3))
     return lambda: torch.mm(a, b, out=out)
 
 
 class RealIds:
-    """Windows of prepared text, folded or spread into the vocabulary that is asked for."""
+    """Gives windows of prepared text, folded or spread into the requested vocabulary."""
 
     def __init__(self, folders: list[Path], workplace: Path) -> None:
         embedded = read_study("nano", [])[0].data
@@ -102,11 +102,11 @@ class RealIds:
         ]
 
     def windows(self, vocab: int, tokens: int, context: int) -> torch.Tensor:
-        """int64[tokens / context, context + 1], of the text with this vocabulary, or else of that
-        with the largest.
+        """Returns int64[tokens / context, context + 1] from the text with this vocabulary. If there
+        is none, the text with the largest vocabulary is used.
         """
-        own = [one for one in self.datasets if one.vocab_size == vocab]
-        source = (own or sorted(self.datasets, key=lambda one: one.vocab_size))[-1]
+        own = [dataset for dataset in self.datasets if dataset.vocab_size == vocab]
+        source = (own or sorted(self.datasets, key=lambda dataset: dataset.vocab_size))[-1]
         shards = source.shards("train")
         ids = read_windows(
             shards,
@@ -118,7 +118,7 @@ class RealIds:
 
 
 class Step:
-    """One arm's model and optimizer; calling it does one training step, as the trainer does it."""
+    """Holds one arm's model and optimizer. A call does one training step of the trainer."""
 
     def __init__(self, run: RunConfig) -> None:
         self.config = run.optimizer
@@ -145,8 +145,8 @@ class Step:
 
 
 def high_water() -> int:
-    """Peak resident bytes of this process's own memory: unlike getrusage's, not of the process that
-    started it.
+    """Returns the peak resident bytes of this process. The value of getrusage could be that of the
+    parent process.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
@@ -154,8 +154,8 @@ def high_water() -> int:
 
 @dataclass(frozen=True)
 class Rates:
-    """What this machine does in a second: FLOPs of a matmul, bytes streamed, bytes of memory never
-    touched before.
+    """Holds the rates of this machine per second: FLOPs of a matmul, bytes streamed, bytes of fresh
+    memory.
     """
 
     matmul: float
@@ -164,7 +164,7 @@ class Rates:
 
 
 def measure_rates(rounds: int) -> Rates:
-    """Medians, the three works in turn."""
+    """Returns the rates as medians. The three measurements run in turn."""
     x, y, z = torch.randn(1 << 25), torch.randn(1 << 25), torch.empty(1 << 25)
     works = {
         "matmul": matmul(),
@@ -178,17 +178,17 @@ def measure_rates(rounds: int) -> Rates:
 
 
 def machine(rates: Rates) -> str:
-    """A line for the head of a table."""
-    told = environment(ALONE, EngineConfig())
+    """Returns a line about the machine for the head of a table."""
+    facts = environment(ALONE, EngineConfig())
     return (
-        f"{told['processor']}, {told['threads']} threads, torch {told['torch']}, float32. Rates in"
-        f" the same run: matmul {rates.matmul / 1e9:,.0f} GFLOP/s, stream {rates.stream / 1e9:.1f}"
-        f" GB/s, fresh memory {rates.fresh / 1e9:.1f} GB/s."
+        f"{facts['processor']}, {facts['threads']} threads, torch {facts['torch']}, float32."
+        f" Rates in the same run: matmul {rates.matmul / 1e9:,.0f} GFLOP/s,"
+        f" stream {rates.stream / 1e9:.1f} GB/s, fresh memory {rates.fresh / 1e9:.1f} GB/s."
     )
 
 
 def markdown(columns: str, lines: list[list[str]]) -> str:
-    """A table; columns are parted by |."""
+    """Returns a Markdown table. `columns` holds the headings, separated by |."""
     head = columns.split("|")
     return (
         "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---:"] * len(head), *lines])

@@ -1,9 +1,9 @@
-"""The peers of `trainers.py`, each in a process of its own that knows no tokencodes: python
-trainer_peers.py NAME FOLDER OUT.
+"""The peers of `trainers.py`. Each peer runs in its own process, which does not import tokencodes:
+python trainer_peers.py NAME FOLDER OUT.
 
-FOLDER holds what all share: plan.json (shape, recipe, learning rates, settings), windows.npy (the
+FOLDER holds the shared files: plan.json (shape, recipe, learning rates, settings), windows.npy (the
 ids int64[steps, G, T + 1] that our sampler drew), weights.safetensors (our initial weights, by
-transformers' names). OUT: where the peer may write. Afterwards OUT/watched.json has the losses, the
+transformers' names). The peer may write into OUT. At the end OUT/watched.json has the losses, the
 end of each step and the peak memory.
 """
 
@@ -27,8 +27,8 @@ VERSIONS = ("torch", "transformers", "accelerate", "litgpt", "lightning", "token
 
 
 class Watch:
-    """Notes when each step ended, by a hook that torch calls after any optimizer's step, so the
-    same way in every trainer.
+    """Records the end of each step, with a hook that torch calls after each optimizer's step. It
+    works the same way in each trainer.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class Watch:
         self.trained = peak()
 
     def write(self, out: Path, **more: Any) -> None:
-        """watched.json: losses in nats per token, ends of steps in seconds, peak RSS in MB by the
-        last step and by now.
+        """Writes watched.json: losses in nats per token, ends of steps in seconds, peak RSS in MB
+        at the last step and now.
         """
-        told = {
+        record = {
             "losses": [float(loss) for loss in self.losses],
             "stamps": self.stamps,
             "trained_mb": self.trained,
@@ -53,19 +53,19 @@ class Watch:
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in VERSIONS if name in sys.modules},
         }
-        (out / "watched.json").write_text(json.dumps({**told, **more}))
+        (out / "watched.json").write_text(json.dumps({**record, **more}))
 
 
 def peak() -> float:
-    """Peak RSS of this process in MB; unlike getrusage's, never that of the process that started
-    it.
+    """Returns the peak RSS of this process in MB. The value of getrusage could be that of the
+    parent process.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 class Windows(Dataset):
-    """One window an item: its T + 1 ids."""
+    """One item is one window: its T + 1 ids."""
 
     def __init__(self, ids_NT1: np.ndarray) -> None:
         self.ids_NT1 = torch.from_numpy(ids_NT1)
@@ -78,8 +78,8 @@ class Windows(Dataset):
 
 
 class LabelledWindows(Windows):
-    """The same as transformers wants it: the first T are inputs, the last T are targets, already
-    shifted.
+    """The same windows in the format of transformers: the first T ids are inputs, the last T are
+    targets, already shifted.
     """
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
@@ -90,11 +90,11 @@ class LabelledWindows(Windows):
 def transformers_trainer(
     plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor], out: Path, watch: Watch
 ) -> None:
-    """LlamaForCausalLM by transformers' Trainer."""
+    """Trains LlamaForCausalLM with transformers' Trainer."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
     class Watched(Trainer):
-        """With our learning rates, and losses that are kept as they are."""
+        """Uses our learning rates, and keeps the losses unchanged."""
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             rates = [rate / plan["peak_lr"] for rate in plan["rates"]]
@@ -144,16 +144,16 @@ def transformers_trainer(
 
 
 def litgpt_weights(weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Our weights by litgpt's names, as its own converter makes them."""
+    """Returns our weights with litgpt's names, made by litgpt's own converter."""
     from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama
 
-    found: dict[str, Tensor] = {}
-    copy_weights_hf_llama(config, {}, found, weights)
-    return found
+    converted: dict[str, Tensor] = {}
+    copy_weights_hf_llama(config, {}, converted, weights)
+    return converted
 
 
 class Chunked(nn.Module):
-    """litgpt's model with its own option of a head in chunks, which its pretraining leaves off."""
+    """litgpt's model with its own option of a head in chunks, unused in its pretraining."""
 
     def __init__(self, model: nn.Module, chunk: int) -> None:
         super().__init__()
@@ -171,9 +171,7 @@ class Chunked(nn.Module):
 def litgpt_trainer(
     plan: Plan, ids_UGT1: np.ndarray, weights: dict[str, Tensor], out: Path, watch: Watch
 ) -> None:
-    """litgpt's GPT by the loop of its pretraining, `fit`; what stands before it is as in its
-    `main`.
-    """
+    """Trains litgpt's GPT with `fit` of its pretraining. The setup follows litgpt's `main`."""
     import lightning
     from litgpt import pretrain
     from litgpt.args import EvalArgs, TrainArgs
@@ -230,7 +228,7 @@ def litgpt_trainer(
         "step_count": 0,
     }
     never = 1 << 30
-    told = TrainArgs(
+    arguments = TrainArgs(
         save_interval=None,
         log_interval=never,
         global_batch_size=windows,
@@ -247,23 +245,26 @@ def litgpt_trainer(
         held_out,
         out,
         None,
-        told,
+        arguments,
         EvalArgs(never, max_iters=1, final_validation=False),
     )
     fabric.save(out / "lit_model.pth", state)
 
 
 def litgpt_optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW with our two groups; litgpt's own call would let everything decay and turn fused off on
-    a CPU.
+    """Returns AdamW with our two groups. litgpt's own call would apply decay to all parameters and
+    turn fused off on a CPU.
     """
     parameters = list(model.parameters())
     groups = [
         {
-            "params": [one for one in parameters if one.dim() >= 2],
+            "params": [parameter for parameter in parameters if parameter.dim() >= 2],
             "weight_decay": plan["weight_decay"],
         },
-        {"params": [one for one in parameters if one.dim() < 2], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in parameters if parameter.dim() < 2],
+            "weight_decay": 0.0,
+        },
     ]
     make = partial(
         torch.optim.AdamW, groups, lr=plan["peak_lr"], betas=tuple(plan["betas"]), eps=plan["eps"]
@@ -272,7 +273,7 @@ def litgpt_optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def main() -> None:
-    """Trains one peer and writes down what was watched."""
+    """Trains one peer and writes watched.json."""
     name, folder, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     plan = json.loads((folder / "plan.json").read_text())
     plan["settings"] = plan["settings"][name]

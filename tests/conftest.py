@@ -35,7 +35,7 @@ TINY_MODEL = {
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
+def single_thread() -> None:
     """Bitwise claims hold within one thread count."""
     torch.set_num_threads(1)
 
@@ -75,7 +75,7 @@ def dataset(texts, tokenizer_path, tmp_path_factory) -> Dataset:
 
 def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
     """Four arms, two seeds, eight steps of four windows; `sections` replace or add tables."""
-    told = {
+    values = {
         "data": {"dataset": str(dataset_path), "vocab_size": VOCAB},
         "model": TINY_MODEL,
         "optimizer": {"peak_lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 2, "schedule_steps": 8},
@@ -97,8 +97,8 @@ def tiny_study(dataset_path: Path | str, **sections) -> StudyConfig:
         },
     }
     if "arms" in sections:
-        told["study"] = {"seeds": [1, 2], "baseline": "learned"}
-    return StudyConfig.model_validate({**told, **sections})
+        values["study"] = {"seeds": [1, 2], "baseline": "learned"}
+    return StudyConfig.model_validate({**values, **sections})
 
 
 def fresh_model(run: RunConfig) -> TokenCodeForCausalLM:

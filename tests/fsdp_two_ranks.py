@@ -61,7 +61,7 @@ def rank_main(rank: int, folder: str) -> None:
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
     )
     ids = torch.randint(0, VOCAB, (4, 8), generator=torch.Generator().manual_seed(1))
-    told = {}
+    losses_of = {}
     for spec in SPECS:
         model = build(spec)
         for layer in model.model.layers:
@@ -69,9 +69,9 @@ def rank_main(rank: int, folder: str) -> None:
         fully_shard(model)
         losses = train(model, ids)
         interface_of(model).check()
-        told[spec] = losses
+        losses_of[spec] = losses
     if rank == 0:
-        Path(folder, "two.json").write_text(json.dumps(told))
+        Path(folder, "two.json").write_text(json.dumps(losses_of))
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # gloo's threads may outlive the group, and then abort the interpreter as it ends

@@ -71,7 +71,7 @@ def killer(stage: str) -> Callable[[str], None]:
     return on_stage
 
 
-def found(out: Path) -> dict[str, object]:
+def state_after_kill(out: Path) -> dict[str, object]:
     """What a kill left: the newest whole checkpoint, and whether any that looks finished is
     damaged.
     """
@@ -84,15 +84,15 @@ def found(out: Path) -> dict[str, object]:
 
 def main(dataset: Path, folder: Path, stages: list[str]) -> None:
     _, undisturbed = child(lambda: run(dataset, folder / "undisturbed"))
-    told: dict[str, object] = {}
+    outcomes: dict[str, object] = {}
     for stage in stages:
         out = folder / stage
         killed, _ = child(lambda out=out, stage=stage: run(dataset, out, killer(stage)))
-        left = found(out)
+        left = state_after_kill(out)
         _, weights = child(lambda out=out: run(dataset, out))
         leftovers = [path.name for path in (out / "checkpoints").glob(".tmp-*")]
-        told[stage] = {"killed": killed, **left, "weights": weights, "leftovers": leftovers}
-    print(json.dumps({"undisturbed": undisturbed, "stages": told}))
+        outcomes[stage] = {"killed": killed, **left, "weights": weights, "leftovers": leftovers}
+    print(json.dumps({"undisturbed": undisturbed, "stages": outcomes}))
 
 
 if __name__ == "__main__":

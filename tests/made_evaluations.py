@@ -111,10 +111,12 @@ def _metrics(documents: list[DocumentRecord], name: str) -> dict[str, float]:
     if own[0].bytes is not None:
         return {
             "bits_per_byte": (
-                sum(one.nats for one in own) / sum(one.bytes for one in own) / math.log(2)
+                sum(entry.nats for entry in own) / sum(entry.bytes for entry in own) / math.log(2)
             )
         }
-    return {metric: sum(one.metrics[metric] for one in own) / len(own) for metric in own[0].metrics}
+    return {
+        metric: sum(entry.metrics[metric] for entry in own) / len(own) for metric in own[0].metrics
+    }
 
 
 def evaluation_json(
@@ -123,7 +125,7 @@ def evaluation_json(
     """What evaluation.json holds. identity: keys of it that matter to the test."""
     requests = [request(document) for document in documents] if requests is None else requests
     sizes = Counter(document.benchmark for document in documents)
-    told = {
+    values = {
         "model": "model",
         "weights_sha256": sha256("weights"),
         "step": 8,
@@ -141,7 +143,7 @@ def evaluation_json(
         "lm_eval_version": "0.4.13",
     }
     return {
-        "identity": {**told, **identity},
+        "identity": {**values, **identity},
         "scorer": {"batch_tokens": 1024, "how": "packed", "computed_tokens": 99},
         "environment": (
             dict.fromkeys(("tokencodes", "device", "torch", "transformers", "tokenizers"), "1")

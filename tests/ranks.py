@@ -21,15 +21,15 @@ from tests import PATIENCE
 
 @dataclass
 class Rank:
-    """A child; `told` once it has ended: its value, its error, or the signal that ended it."""
+    """A child; `outcome` once it has ended: its value, its error, or the signal that ended it."""
 
     pid: int
     pipe: int
-    told: dict[str, Any] | None = None
+    outcome: dict[str, Any] | None = None
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Sends a signal, if it still runs."""
-        if self.told is None:
+        if self.outcome is None:
             os.kill(self.pid, number)
 
 
@@ -55,13 +55,13 @@ def start(ranks: int, work: Callable[[int], object], ranks_here: int | None = No
         pid = os.fork()
         if pid == 0:
             here = ranks_here or ranks
-            told = {
+            variables = {
                 "RANK": rank,
                 "WORLD_SIZE": ranks,
                 "LOCAL_RANK": rank % here,
                 "LOCAL_WORLD_SIZE": here,
             }
-            os.environ |= {key: str(value) for key, value in told.items()}
+            os.environ |= {key: str(value) for key, value in variables.items()}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             torch.set_num_threads(1)
             os.write(writer, json.dumps(_outcome(work, rank)).encode())
@@ -76,41 +76,41 @@ def _outcome(work: Callable[[int], object], rank: int) -> dict[str, Any]:
     try:
         return {"value": work(rank)}
     except BaseException as error:
-        told = {"error": type(error).__name__, "message": str(error)}
+        failure = {"error": type(error).__name__, "message": str(error)}
         return (
-            told
+            failure
             if isinstance(error, ValueError | RuntimeError | OSError)
-            else {**told, "trace": traceback.format_exc()}
+            else {**failure, "trace": traceback.format_exc()}
         )
 
 
 def reap(children: list[Rank]) -> None:
-    """Notes what those have told that have ended."""
+    """Stores the outcome of each rank that has ended."""
     for child in children:
-        if child.told is None:
+        if child.outcome is None:
             pid, status = os.waitpid(child.pid, os.WNOHANG)
             if pid:
-                child.told = _told(child, status)
+                child.outcome = _read_outcome(child, status)
 
 
 def wait(children: list[Rank], timeout: float = PATIENCE) -> list[dict[str, Any]]:
-    """Until all have ended; what each told.
-    Whoever has not by then is killed, and told as `late`."""
+    """Waits until all ranks have ended. Returns the outcome of each.
+    A rank that runs longer than `timeout` seconds is killed; its outcome is `late`."""
     began = time.monotonic()
-    while any(child.told is None for child in children):
+    while any(child.outcome is None for child in children):
         reap(children)
         if time.monotonic() - began > timeout:
             for child in children:
-                if child.told is None:
+                if child.outcome is None:
                     os.kill(child.pid, signal.SIGKILL)
                     os.waitpid(child.pid, 0)
                     os.close(child.pipe)
-                    child.told = {"late": True}
+                    child.outcome = {"late": True}
         time.sleep(0.01)
-    return [child.told or {} for child in children]
+    return [child.outcome or {} for child in children]
 
 
-def _told(child: Rank, status: int) -> dict[str, Any]:
+def _read_outcome(child: Rank, status: int) -> dict[str, Any]:
     with os.fdopen(child.pipe) as pipe:
         text = pipe.read()
     return {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else json.loads(text)

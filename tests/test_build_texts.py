@@ -271,21 +271,25 @@ def test_other_texts_are_not_written_and_the_line_says_what_differs(
     other = replace(small, documents=3, sha256="0" * 64)
     monkeypatch.setattr(bt, "CORPORA", {"small": other, "good": small})
     assert run(tmp_path) == 1
-    told = capsys.readouterr()
-    assert told.err.splitlines() == [
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == [
         f"small: the texts differ: documents 2 where 3 is due, SHA-256 {small.sha256} where"
         f" {'0' * 64} is due; nothing written"
     ]
-    assert "good: 2 documents" in told.out and [p.name for p in (tmp_path / "out").iterdir()] == [
-        "good.jsonl.gz"
-    ]
+    assert "good: 2 documents" in printed.out and [
+        p.name for p in (tmp_path / "out").iterdir()
+    ] == ["good.jsonl.gz"]
 
 
 def test_another_package_is_refused_before_it_is_opened(small, tmp_path, capsys):
     (tmp_path / "packages" / small.file).write_bytes(b"other")
     assert run(tmp_path) == 1
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "not the pinned package" in told and small.file_sha256 in told
+    message = capsys.readouterr().err
+    assert (
+        message.count("\n") == 1
+        and "not the pinned package" in message
+        and small.file_sha256 in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -326,8 +330,8 @@ def test_a_client_that_fails_or_is_missing_gives_one_line_with_a_way_out(
     )
     program.chmod(0o755)
     assert run(tmp_path) == 1
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and line in told and "--packages" in told
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and line in message and "--packages" in message
     assert list((tmp_path / "packages").iterdir()) == [], "nothing half done is left"
 
 
@@ -349,8 +353,12 @@ def test_what_a_client_downloads_is_kept_in_the_folder(small, tmp_path, capsys, 
 def test_a_folder_that_cannot_be_made_is_one_line(small, tmp_path, capsys):
     (tmp_path / "out").write_text("a file")
     assert run(tmp_path) == 1
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and told.startswith("small: ") and str(tmp_path / "out") in told
+    message = capsys.readouterr().err
+    assert (
+        message.count("\n") == 1
+        and message.startswith("small: ")
+        and str(tmp_path / "out") in message
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -45,15 +45,15 @@ def test_kill_9_at_each_stage_of_a_write_loses_at_most_the_work_since_the_last_o
         cwd=Path(__file__).parent.parent,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert list(told["stages"]) == STAGES
-    for stage, found in told["stages"].items():
-        assert found["killed"], stage
+    outcomes = json.loads(done.stdout.splitlines()[-1])
+    assert list(outcomes["stages"]) == STAGES
+    for stage, outcome in outcomes["stages"].items():
+        assert outcome["killed"], stage
         # Saves are at steps 2, 4, 6; the third is whole once it was renamed.
-        assert found["step"] == (6 if stage in STAGES[STAGES.index("renamed") :] else 4), stage
-        assert found["damage"] is None, stage
-        assert found["weights"] == told["undisturbed"], stage
-        assert found["leftovers"] == [], stage
+        assert outcome["step"] == (6 if stage in STAGES[STAGES.index("renamed") :] else 4), stage
+        assert outcome["damage"] is None, stage
+        assert outcome["weights"] == outcomes["undisturbed"], stage
+        assert outcome["leftovers"] == [], stage
 
 
 def test_the_newest_stay_and_latest_names_the_newest(run_folder):
@@ -77,11 +77,11 @@ def test_damage_in_any_file_is_named_and_the_one_before_is_taken(copy, study, da
             data[:-1] + bytes([data[-1] ^ 4]),
         ):
             file.write_bytes(changed)
-            told: list[str] = []
+            lines: list[str] = []
             assert (
-                checkpoint.newest_intact(copy / "checkpoints", told.append).name == "step-00000006"
+                checkpoint.newest_intact(copy / "checkpoints", lines.append).name == "step-00000006"
             )
-            assert file.name in told[0]
+            assert file.name in lines[0]
             with pytest.raises(InputError, match=file.name):
                 checkpoint.load_model(newest)
         file.write_bytes(data)

@@ -33,9 +33,9 @@ def preset(study, tmp_path) -> str:
 def bad(capsys, *arguments: str) -> str:
     """The one line of a command that must exit with 2."""
     assert run(list(arguments)) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    complaints = [line for line in told.err.splitlines() if not line.startswith("preparing ")]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    complaints = [line for line in captured.err.splitlines() if not line.startswith("preparing ")]
     assert len(complaints) == 1
     assert complaints[0].startswith("tokencodes: ")
     return complaints[0]
@@ -44,8 +44,8 @@ def bad(capsys, *arguments: str) -> str:
 def test_train_verify_report_and_their_json(preset, capsys, tmp_path):
     out = str(tmp_path / "run")
     assert run(["train", preset, "--out", out, "--arm", "gf2", "--seed", "2", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["done"], told["arm"], told["seed"]) == (True, "gf2", 2)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["done"], printed["arm"], printed["seed"]) == (True, "gf2", 2)
     assert run(["verify", out, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["holds"] is True
     assert run(["verify", out, "--out", str(tmp_path / "certificate")]) == 0
@@ -58,8 +58,8 @@ def test_compare_leaves_a_report_and_report_rebuilds_it(preset, capsys, tmp_path
     out = tmp_path / "study"
     sets = ["--set", "study.seeds=[1]", "--set", "budget.tokens=128"]
     assert run(["compare", preset, "--out", str(out), *sets, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert set(told["arms"]) == {"learned", "binary", "gf2", "permuted"}
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed["arms"]) == {"learned", "binary", "gf2", "permuted"}
     page = (out / "report.html").read_bytes()
     (out / "report.html").unlink()
     assert run(["report", str(out), "--json"]) == 0
@@ -102,9 +102,13 @@ def test_codes_certifies_and_draws(dataset, capsys, tmp_path):
         str(dataset.path),
     ]
     assert run([*command, "--picture", str(picture), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["injective"], told["rank_gf2"], told["minimum_distance"]) == (True, 9, 1.0)
-    leak = {one["name"]: one for one in told["leaks"]}["more frequent than the median"]
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["injective"], printed["rank_gf2"], printed["minimum_distance"]) == (
+        True,
+        9,
+        1.0,
+    )
+    leak = {entry["name"]: entry for entry in printed["leaks"]}["more frequent than the median"]
     assert leak["accuracy"] > 0.9 > leak["control"]
     assert picture.read_text().startswith("<svg")
     assert run(command) == 0
@@ -144,8 +148,8 @@ def test_tokenizer_prepare_and_config_show(texts, capsys, tmp_path):
     assert run(arguments) == 0
     assert json.loads(capsys.readouterr().out)["fingerprint"] == fingerprint
     assert run(["config", "show", "quickstart", "--set", "budget.tokens=1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    budget = told["budget.tokens"]
+    printed = json.loads(capsys.readouterr().out)
+    budget = printed["budget.tokens"]
     assert (budget["value"], budget["origin"]) == (1, "--set budget.tokens=1")
     assert budget["meaning"].startswith("Training ends at the first step")
 
@@ -155,9 +159,9 @@ def test_a_check_that_does_not_hold_exits_with_1(study, dataset, tmp_path, capsy
     failed = check.check("L2", "always", "measured on these inputs", False, "no")
     monkeypatch.setattr(certificate, "run_checks", lambda subject: [failed])
     assert run(["verify", str(tmp_path / "run"), "--json"]) == 1
-    told = capsys.readouterr()
-    assert json.loads(told.out)["holds"] is False
-    assert "L2 always: no" in told.err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["holds"] is False
+    assert "L2 always: no" in captured.err
 
 
 def test_bad_input_is_one_line_and_exit_2(preset, texts, dataset, study, capsys, tmp_path):
@@ -189,7 +193,7 @@ def test_bad_input_is_one_line_and_exit_2(preset, texts, dataset, study, capsys,
     assert "no such file or folder" in bad(capsys, *prepare, str(tmp_path / "none.txt"))
 
     train(study.run("gf2", 1), dataset, tmp_path / "run", Silent())
-    told = bad(
+    message = bad(
         capsys,
         "train",
         preset,
@@ -200,23 +204,23 @@ def test_bad_input_is_one_line_and_exit_2(preset, texts, dataset, study, capsys,
         "--set",
         "budget.tokens=64",
     )
-    assert "made from another configuration (budget.tokens is 512 there, 64 asked for)" in told
+    assert "made from another configuration (budget.tokens is 512 there, 64 asked for)" in message
 
 
 def test_a_dataset_of_another_tokenizer_and_a_corrupt_shard(preset, dataset, capsys, tmp_path):
     other = tmp_path / "other.json"
     assert run(["tokenizer", "embedded:austen", "--vocab-size", "320", "--out", str(other)]) == 0
     capsys.readouterr()
-    told = bad(
+    message = bad(
         capsys, "train", preset, "--out", str(tmp_path / "out"), "--set", f"data.tokenizer={other}"
     )
-    assert "made with another tokenizer" in told
+    assert "made with another tokenizer" in message
     shutil.copytree(dataset.path, tmp_path / "copy")
     for tokens in (tmp_path / "copy").rglob("train-*/tokens.npy"):
         data = bytearray(tokens.read_bytes())
         data[-1000] ^= 1
         tokens.write_bytes(data)
-    told = bad(
+    message = bad(
         capsys,
         "train",
         preset,
@@ -225,7 +229,7 @@ def test_a_dataset_of_another_tokenizer_and_a_corrupt_shard(preset, dataset, cap
         "--set",
         f"data.dataset={tmp_path / 'copy'}",
     )
-    assert "tokens.npy: damaged in bytes 0 to" in told
+    assert "tokens.npy: damaged in bytes 0 to" in message
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(preset, tmp_path):
@@ -252,10 +256,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(preset, tmp_path):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
-    told, complaint = process.communicate(timeout=PATIENCE)
+    output, complaint = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, complaint
-    assert "everything up to here is saved" in told
-    assert f"tokencodes train {preset} --out {out}" in told
+    assert "everything up to here is saved" in output
+    assert f"tokencodes train {preset} --out {out}" in output
     state = checkpoint.read_state(checkpoint.find(out))
     assert state.step == len(
         [
@@ -288,10 +292,10 @@ def test_ctrl_c_before_training_is_one_line_and_exit_130(texts, tmp_path, monkey
         )
         == 130
     )
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("tokencodes: interrupted")
-    assert told.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("tokencodes: interrupted")
+    assert captured.err.count("\n") == 1
 
 
 def test_a_run_in_another_runs_folder_is_refused_before_anything_is_prepared(

@@ -134,9 +134,9 @@ def test_nothing_reads_a_pickle_but_what_this_program_writes_to_itself():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
         for name in ("pickle.load", "allow_pickle=True", "weights_only=False", "eval(", "exec("):
-            found = [line for line in text.splitlines() if name in line and ".eval(" not in line]
-            if found:
-                readers.setdefault(str(path.relative_to(SOURCE)), []).extend(found)
+            matches = [line for line in text.splitlines() if name in line and ".eval(" not in line]
+            if matches:
+                readers.setdefault(str(path.relative_to(SOURCE)), []).extend(matches)
     assert set(readers) == {"data/workers.py"}, readers
 
 
@@ -283,7 +283,7 @@ def an_index_names_a_pickle(folder: Path, trap: Trap) -> None:
     )
 
 
-def a_pickle_lies_beside_the_weights(folder: Path, trap: Trap) -> None:
+def a_pickle_is_added(folder: Path, trap: Trap) -> None:
     for name in ("pytorch_model.bin", "optimizer.pt", "training_args.bin", "rng_state.pth"):
         (folder / name).write_bytes(trap.pickled)
 
@@ -302,11 +302,11 @@ def an_unknown_model_brings_its_class(folder: Path, trap: Trap) -> None:
 def the_tokenizer_brings_its_class(folder: Path, trap: Trap) -> None:
     (folder / "crafted.py").write_text(trap.source)
     file = folder / "tokenizer_config.json"
-    told = {
+    values = {
         "tokenizer_class": "Crafted",
         "auto_map": {"AutoTokenizer": ["crafted.Crafted", "crafted.Crafted"]},
     }
-    file.write_text(json.dumps({**json.loads(file.read_text()), **told}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
 def generation_comes_with_the_folder(folder: Path, trap: Trap) -> None:
@@ -320,13 +320,14 @@ def a_chat_template_has_code(folder: Path, trap: Trap) -> None:
 
 def an_adapter_is_a_pickle(folder: Path, trap: Trap) -> None:
     (folder / "crafted_core.py").write_text(trap.source)
-    told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "target_modules": ["lm_head"], "r": 2}
+    adapter = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "target_modules": ["lm_head"], "r": 2}
     megatron = {
         "megatron_config": {"tensor_model_parallel_size": 1},
         "megatron_core": "crafted_core",
     }
     write_json(
-        folder / "adapter_config.json", {**told, **megatron, "base_model_name_or_path": str(folder)}
+        folder / "adapter_config.json",
+        {**adapter, **megatron, "base_model_name_or_path": str(folder)},
     )
     torch.save(
         {"base_model.model.lm_head.lora_A.weight": trap.payload}, folder / "adapter_model.bin"
@@ -348,7 +349,7 @@ FOLDERS = [
     weights_are_a_torch_file,
     safetensors_is_a_pickle,
     an_index_names_a_pickle,
-    a_pickle_lies_beside_the_weights,
+    a_pickle_is_added,
     classes_come_with_the_folder,
     an_unknown_model_brings_its_class,
     the_tokenizer_brings_its_class,

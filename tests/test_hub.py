@@ -33,18 +33,18 @@ class StandIn(BaseHTTPRequestHandler):
     files: ClassVar[dict[str, bytes]] = {}
     objects: ClassVar[dict[str, bytes]] = {}
 
-    def log_message(self, *told):
+    def log_message(self, *arguments):
         pass
 
     def answer(self, value, status=200, **headers):
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
-        for name, told in {
+        for name, content in {
             "Content-Length": str(len(data)),
             "X-Repo-Commit": COMMIT,
             **headers,
         }.items():
-            self.send_header(name.replace("_", "-"), told)
+            self.send_header(name.replace("_", "-"), content)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
@@ -55,11 +55,11 @@ class StandIn(BaseHTTPRequestHandler):
     def do_POST(self):
         address, data = f"http://{self.headers['Host']}", self.body()
         if self.path == "/api/repos/create":
-            told = json.loads(data)
+            request = json.loads(data)
             self.answer(
                 {
-                    "url": f"{address}/{told.get('organization', 'me')}/{told['name']}",
-                    "name": told["name"],
+                    "url": f"{address}/{request.get('organization', 'me')}/{request['name']}",
+                    "name": request["name"],
                 }
             )
         elif self.path == "/api/validate-yaml":
@@ -69,33 +69,35 @@ class StandIn(BaseHTTPRequestHandler):
             self.answer(
                 {
                     "files": [
-                        {"path": one["path"], "uploadMode": self.mode(one), "shouldIgnore": False}
-                        for one in files
+                        {"path": file["path"], "uploadMode": self.mode(file), "shouldIgnore": False}
+                        for file in files
                     ]
                 }
             )
         elif self.path.endswith("/info/lfs/objects/batch"):
             objects = json.loads(data)["objects"]
             done = [
-                {**one, "actions": {"upload": {"href": f"{address}/objects/{one['oid']}"}}}
-                for one in objects
+                {**entry, "actions": {"upload": {"href": f"{address}/objects/{entry['oid']}"}}}
+                for entry in objects
             ]
             self.answer(
                 {"transfer": "basic", "objects": done}, Content_Type="application/vnd.git-lfs+json"
             )
         elif "/commit/" in self.path:
             for line in data.splitlines():
-                told = json.loads(line)
-                if told["key"] == "file":
-                    self.files[told["value"]["path"]] = base64.b64decode(told["value"]["content"])
-                elif told["key"] == "lfsFile":
-                    self.files[told["value"]["path"]] = self.objects[told["value"]["oid"]]
+                operation = json.loads(line)
+                if operation["key"] == "file":
+                    self.files[operation["value"]["path"]] = base64.b64decode(
+                        operation["value"]["content"]
+                    )
+                elif operation["key"] == "lfsFile":
+                    self.files[operation["value"]["path"]] = self.objects[operation["value"]["oid"]]
             self.answer({"commitUrl": f"{address}/me/model/commit/{COMMIT}", "commitOid": COMMIT})
         else:
             self.answer({}, 404)
 
-    def mode(self, one):
-        return "lfs" if one["path"].endswith(".safetensors") else "regular"
+    def mode(self, file):
+        return "lfs" if file["path"].endswith(".safetensors") else "regular"
 
     def do_PUT(self):
         self.objects[self.path.rpartition("/")[2]] = self.body()
@@ -108,12 +110,12 @@ class StandIn(BaseHTTPRequestHandler):
                 [{**kind, "path": name, "size": len(data)} for name, data in self.files.items()]
             )
         elif self.path.startswith("/api/models/me/model"):
-            told = {
+            model = {
                 "id": "me/model",
                 "sha": COMMIT,
                 "siblings": [{"rfilename": name} for name in self.files],
             }
-            self.answer({**told, "private": True, "tags": [], "downloads": 0, "likes": 0})
+            self.answer({**model, "private": True, "tags": [], "downloads": 0, "likes": 0})
         elif "/resolve/" in self.path and self.path.startswith("/me/model/"):
             name = self.path.partition("/resolve/")[2].partition("/")[2]
             data = self.files.get(name)
@@ -153,15 +155,16 @@ def hub(tmp_path, monkeypatch):
 def test_a_dry_run_shows_every_file_and_sends_nothing(hub, tmp_path, tokenizer_path, capsys):
     export(saved(trained("gf2"), tmp_path / "model", tokenizer_path), "llama", tmp_path / "out")
     assert command(["push", str(tmp_path / "out"), "me/model", "--dry-run", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["sent"] is False and {one["name"] for one in told["files"]} >= {
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["sent"] is False and {file["name"] for file in printed["files"]} >= {
         "model.safetensors",
         "README.md",
         "certificate.json",
     }
     assert (
         all(
-            one["bytes"] == (tmp_path / "out" / one["name"]).stat().st_size for one in told["files"]
+            file["bytes"] == (tmp_path / "out" / file["name"]).stat().st_size
+            for file in printed["files"]
         )
         and not hub.files
     )
@@ -170,7 +173,7 @@ def test_a_dry_run_shows_every_file_and_sends_nothing(hub, tmp_path, tokenizer_p
 def test_what_goes_up_comes_down_and_is_the_same_model(hub, tmp_path, tokenizer_path, capsys):
     export(saved(trained("gf2"), tmp_path / "model", tokenizer_path), "llama", tmp_path / "out")
     sent = push(tmp_path / "out", "me/model")
-    assert {one.name: one.bytes for one in sent} == {
+    assert {file.name: file.bytes for file in sent} == {
         name: len(data) for name, data in hub.files.items() if name != ".gitattributes"
     }
     folder = fetch("me/model")
@@ -204,7 +207,7 @@ def test_only_what_was_certified_is_pushed(hub, tmp_path, tokenizer_path):
     export(saved(trained("gf2"), tmp_path / "model", tokenizer_path), "llama", tmp_path / "out")
     (tmp_path / "out" / ".env").write_text("SECRET=1")
     assert (
-        ".env" not in {one.name for one in push(tmp_path / "out", "me/model")}
+        ".env" not in {file.name for file in push(tmp_path / "out", "me/model")}
         and ".env" not in hub.files
     )
     with pytest.raises(InputError, match="a repository is OWNER/NAME"):

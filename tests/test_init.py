@@ -26,9 +26,9 @@ def test_body_and_head_are_bitwise_equal_in_every_arm():
 
 
 def test_seeds_and_names_draw_apart():
-    one, two = drawn("learned", 1), drawn("learned", 2)
-    assert not torch.equal(one["lm_head.weight"], two["lm_head.weight"])
-    assert not torch.equal(one["lm_head.weight"], one["model.embed_tokens.weight"])
+    first, second = drawn("learned", 1), drawn("learned", 2)
+    assert not torch.equal(first["lm_head.weight"], second["lm_head.weight"])
+    assert not torch.equal(first["lm_head.weight"], first["model.embed_tokens.weight"])
     assert generator(1, "a").initial_seed() != generator(1, "b").initial_seed()
 
 

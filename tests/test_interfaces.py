@@ -112,16 +112,18 @@ def test_ids_of_every_shape_that_an_embedding_takes_give_its_vectors(
     plain = nn.Embedding.from_pretrained(module.materialize())
     ids = torch.randint(0, 320, shape, generator=torch.Generator().manual_seed(seed)).to(ids_dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=bool(seed % 2)):
-        found, expected = module(ids), plain(ids)
+        vectors, expected = module(ids), plain(ids)
         scaled = ScaledInput(module, 6.0)(ids)
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype) == ((*shape, 36), dtype)
+    assert (
+        (vectors.shape, vectors.dtype) == (expected.shape, expected.dtype) == ((*shape, 36), dtype)
+    )
     if (
         "orthogonal" in spec
     ):  # a matrix product may add up in another order for another number of ids
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(vectors, expected)
     else:
-        assert torch.equal(found, expected)
-    assert torch.equal(scaled, found * torch.tensor(6.0, dtype=dtype))
+        assert torch.equal(vectors, expected)
+    assert torch.equal(scaled, vectors * torch.tensor(6.0, dtype=dtype))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +136,8 @@ def test_ids_of_every_shape_compile_to_one_graph(spec):
     for shape in ((), (5,), (2, 3, 2), (2, 0)):
         torch._dynamo.reset()
         ids = torch.randint(0, 320, shape, generator=torch.Generator().manual_seed(1))
-        found = torch.compile(module, backend="eager", fullgraph=True)(ids)
-        torch.testing.assert_close(found, table[ids])
+        vectors = torch.compile(module, backend="eager", fullgraph=True)(ids)
+        torch.testing.assert_close(vectors, table[ids])
 
 
 @pytest.mark.parametrize(
@@ -171,10 +173,10 @@ def test_a_fixed_code_trains_nothing(spec):
 @pytest.mark.parametrize("ids", ["natural", "permuted"])
 @pytest.mark.parametrize("spec", COMPUTED)
 def test_a_computed_code_is_bitwise_the_looked_up_one_and_stores_no_table(spec, ids):
-    told = f"{spec}{',' if ':' in spec else ':'}ids={ids}"
+    text = f"{spec}{',' if ':' in spec else ':'}ids={ids}"
     computed, looked_up = (
-        interface(f"{told},storage=computed", 3071, 204),
-        interface(told, 3071, 204),
+        interface(f"{text},storage=computed", 3071, 204),
+        interface(text, 3071, 204),
     )
     assert torch.equal(computed.materialize(), looked_up.materialize())
     assert computed.sha256 == looked_up.sha256
@@ -316,8 +318,8 @@ def test_described_norms_and_rank_are_those_of_the_table():
         module = interface(spec)
         table = module.materialize().double()
         norms, facts = (table**2).sum(1), module.describe()
-        found = facts.squared_norm_mean, facts.squared_norm_min, facts.squared_norm_max
-        assert found == pytest.approx(
+        norm_facts = facts.squared_norm_mean, facts.squared_norm_min, facts.squared_norm_max
+        assert norm_facts == pytest.approx(
             (float(norms.mean()), float(norms.min()), float(norms.max())), rel=1e-5
         ), spec
         assert facts.rank == int(torch.linalg.matrix_rank(table, rtol=1e-5)), spec
@@ -337,9 +339,9 @@ def test_blocks_are_the_whole_table_once(spec, monkeypatch):
     module = interface(spec)
     for entries, rows in ((1, 1), (36 * 7, 7), (36 * 320, 320), (36 * 400, 400)):
         monkeypatch.setattr(base, "BLOCK_ENTRIES", entries)
-        found = list(module.blocks())
-        assert [start for start, _ in found] == list(range(0, 320, rows))
-        torch.testing.assert_close(torch.cat([block for _, block in found]), module.materialize())
+        blocks = list(module.blocks())
+        assert [start for start, _ in blocks] == list(range(0, 320, rows))
+        torch.testing.assert_close(torch.cat([block for _, block in blocks]), module.materialize())
 
 
 def test_a_given_matrix_that_gives_two_tokens_one_word_is_refused():

@@ -24,7 +24,7 @@ from tokencodes.train.run import train
 from tokencodes.verify import certificate, identity
 
 
-def wrapped(*args, **told):
+def wrapped(*args, **options):
     """What a library does in which Ctrl-C arrives: another error, whose cause it is."""
     try:
         raise KeyboardInterrupt
@@ -50,9 +50,9 @@ def test_ctrl_c_during_a_save_is_an_interruption_and_the_save_before_is_intact(
 ):
     """torch turns whatever happens while it writes into an error of its own."""
     preset, out = tmp_path / "tiny.toml", tmp_path / "run"
-    told = study.model_dump(mode="json", exclude_none=True)
-    told["checkpoint"]["async_save"] = background
-    preset.write_text(tomli_w.dumps(told))
+    values = study.model_dump(mode="json", exclude_none=True)
+    values["checkpoint"]["async_save"] = background
+    preset.write_text(tomli_w.dumps(values))
     arguments = ["train", str(preset), "--out", str(out), "--arm", "gf2", "--json"]
     real, saves = tensors._write, []
 

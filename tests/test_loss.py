@@ -62,10 +62,10 @@ def fused(h, head, ids, kernel: str, divisor: float = 1.0):
     return value.detach(), h.grad, head.grad
 
 
-def assert_close(found, expected, tolerance: float) -> None:
-    for one, other in zip(found, expected, strict=True):
-        scale = max(1.0, float(other.abs().max()))
-        assert float((one.double() - other).abs().max()) <= tolerance * scale
+def assert_close(computed, expected, tolerance: float) -> None:
+    for value, reference in zip(computed, expected, strict=True):
+        scale = max(1.0, float(reference.abs().max()))
+        assert float((value.double() - reference).abs().max()) <= tolerance * scale
 
 
 @pytest.mark.parametrize("ignored", ["none", "some", "all"])
@@ -106,10 +106,10 @@ def test_a_head_alone_can_be_trained(kernel):
 def test_float32_is_within_rounding_of_float64(kernel):
     h, head, ids = draw(200, [], torch.float32)
     value, grad_h, grad_head = plain(h, head, ids)
-    found = fused(h, head, ids, kernel)
-    assert found[0].item() == pytest.approx(value.item(), rel=1e-6)
-    for one, other in zip(found[1:], (grad_h, grad_head), strict=True):
-        assert (one.double() - other).norm() / other.norm() < 1e-6
+    computed = fused(h, head, ids, kernel)
+    assert computed[0].item() == pytest.approx(value.item(), rel=1e-6)
+    for gradient, reference in zip(computed[1:], (grad_h, grad_head), strict=True):
+        assert (gradient.double() - reference).norm() / reference.norm() < 1e-6
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
@@ -123,9 +123,9 @@ def test_what_does_not_count_cannot_spoil_what_does(kernel):
     h, head, ids = draw(5, [2], torch.bfloat16 if kernel == "cce" else torch.float32, 64, device)
     with torch.no_grad():
         h[2] = float("nan")
-    found = loss.head_cross_entropy(h, head, ids, kernel)
-    found.backward()
-    assert torch.isfinite(found)
+    value = loss.head_cross_entropy(h, head, ids, kernel)
+    value.backward()
+    assert torch.isfinite(value)
     assert not h.grad[2].any()
     assert torch.isfinite(h.grad).all() and torch.isfinite(head.grad).all()
 
@@ -133,8 +133,8 @@ def test_what_does_not_count_cannot_spoil_what_does(kernel):
 def test_a_bfloat16_heads_gradient_is_summed_in_float32(monkeypatch):
     h, head, ids = draw(4000, [], torch.bfloat16)
     monkeypatch.setattr(loss, "CHUNK_ENTRIES", 500)
-    found, expected = fused(h, head, ids, "chunked"), plain(h, head, ids)
-    assert (found[2].double() - expected[2]).norm() / expected[2].norm() < 0.01
+    computed, expected = fused(h, head, ids, "chunked"), plain(h, head, ids)
+    assert (computed[2].double() - expected[2]).norm() / expected[2].norm() < 0.01
 
 
 @pytest.mark.parametrize("kernel", ["chunked", "liger", "cce"], indirect=True)
@@ -153,8 +153,8 @@ def test_under_autocast_the_matmul_is_bfloat16_and_the_rest_is_not(kernel, monke
     exact = plain(h.detach().bfloat16(), head.detach().bfloat16(), ids)
     # one bfloat16 number has errors up to 4e-3
     assert value.item() == pytest.approx(exact[0].item(), rel=1e-4)
-    for one, other in zip((h.grad, head.grad), exact[1:], strict=True):
-        assert (one.double() - other).norm() / other.norm() < 0.01
+    for gradient, reference in zip((h.grad, head.grad), exact[1:], strict=True):
+        assert (gradient.double() - reference).norm() / reference.norm() < 0.01
     with torch.no_grad():
         assert value.item() != loss.head_cross_entropy(h, head, ids, kernel).item(), (
             "not in bfloat16"
@@ -189,17 +189,17 @@ def test_under_autocast_the_head_is_cast_once(monkeypatch):
 def test_autocast_leaves_float64_alone():
     h, head, ids = draw(7, [])
     with torch.autocast("cpu", torch.bfloat16):
-        found = loss.head_cross_entropy(h, head, ids)
-    assert found.dtype == torch.float64
-    assert found.item() == pytest.approx(plain(h, head, ids)[0].item(), rel=1e-12)
+        value = loss.head_cross_entropy(h, head, ids)
+    assert value.dtype == torch.float64
+    assert value.item() == pytest.approx(plain(h, head, ids)[0].item(), rel=1e-12)
 
 
 def test_the_model_uses_its_head_kernel(monkeypatch):
-    model, asked = fresh_model(tiny_study("nowhere").run("gf2", 1)), []
+    model, kernels = fresh_model(tiny_study("nowhere").run("gf2", 1)), []
     head_cross_entropy = loss.head_cross_entropy
 
     def watched(h, head, targets, kernel):
-        asked.append(kernel)
+        kernels.append(kernel)
         return head_cross_entropy(h, head, targets, kernel)
 
     monkeypatch.setattr("tokencodes.model.head_cross_entropy", watched)
@@ -207,7 +207,7 @@ def test_the_model_uses_its_head_kernel(monkeypatch):
     by_default = model.loss(ids, ids)
     model.loss_kernel = "torch"
     assert model.loss(ids, ids).item() == pytest.approx(by_default.item(), rel=1e-6)
-    assert asked == ["auto", "torch"]
+    assert kernels == ["auto", "torch"]
     assert "loss_kernel" not in model.config.to_dict()
 
 
@@ -369,7 +369,9 @@ def test_gradients_are_computed_only_where_someone_wants_them(
     h, head, seen = h.detach().requires_grad_(h_grad), head.detach().requires_grad_(head_grad), []
     apply = loss._HeadCrossEntropy.apply
     monkeypatch.setattr(
-        loss._HeadCrossEntropy, "apply", lambda *told: seen.append(told[-1]) or apply(*told)
+        loss._HeadCrossEntropy,
+        "apply",
+        lambda *arguments: seen.append(arguments[-1]) or apply(*arguments),
     )
     with torch.set_grad_enabled(enabled):
         value = loss.head_cross_entropy(h, head, ids, "chunked")
@@ -381,7 +383,7 @@ def test_torchs_own_is_asked_for_no_gradient_that_nobody_wants(monkeypatch):
     monkeypatch.setattr(
         loss.F,
         "linear_cross_entropy",
-        lambda h, *more, **told: seen.append(h.requires_grad) or own(h, *more, **told),
+        lambda h, *more, **options: seen.append(h.requires_grad) or own(h, *more, **options),
     )
     h, head, ids = draw(5, [1])
     for enabled in (True, False):
@@ -403,17 +405,17 @@ class Package:
     keeps what it was asked, and answers by the formula."""
 
     def __init__(self):
-        self.told = None
+        self.received = None
 
-    def liger_fused_linear_cross_entropy(self, h, head, targets, **told):
-        return self._answer(h, head, targets, told)
+    def liger_fused_linear_cross_entropy(self, h, head, targets, **options):
+        return self._answer(h, head, targets, options)
 
-    def linear_cross_entropy(self, h, head, targets, accum_c_fp32=None, **told):
-        return self._answer(h, head, targets, {**told, "accum_c_fp32": accum_c_fp32})
+    def linear_cross_entropy(self, h, head, targets, accum_c_fp32=None, **options):
+        return self._answer(h, head, targets, {**options, "accum_c_fp32": accum_c_fp32})
 
-    def _answer(self, h, head, targets, told):
-        self.told = {
-            **told,
+    def _answer(self, h, head, targets, options):
+        self.received = {
+            **options,
             "h": h.dtype,
             "head": head.dtype,
             "h wants": h.requires_grad,
@@ -426,20 +428,20 @@ class Package:
 
 @pytest.fixture
 def package(monkeypatch):
-    found = Package()
-    monkeypatch.setattr(loss, "_import", lambda kernel, module: found)
-    return found
+    fake = Package()
+    monkeypatch.setattr(loss, "_import", lambda kernel, module: fake)
+    return fake
 
 
 def test_liger_is_asked_for_a_sum_in_float32_over_what_counts(package):
     h, head, ids = draw(5, [1], torch.bfloat16)
     value = loss._liger(h, head.float(), ids)
     assert value.item() == pytest.approx(plain(h, head, ids)[0].item(), rel=0.02)
-    told = {
-        key: package.told[key]
+    received = {
+        key: package.received[key]
         for key in ("ignore_index", "reduction", "accum_dtype", "h", "head", "h wants")
     }
-    assert told == {
+    assert received == {
         "ignore_index": -100,
         "reduction": "sum",
         "accum_dtype": torch.float32,
@@ -447,7 +449,7 @@ def test_liger_is_asked_for_a_sum_in_float32_over_what_counts(package):
         "head": torch.bfloat16,
         "h wants": True,
     }
-    assert package.told["zeros"].tolist() == [False, True, False, False, False]
+    assert package.received["zeros"].tolist() == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -465,15 +467,15 @@ def test_liger_computes_the_heads_gradient_only_beside_that_of_the_hidden_states
     h, head, ids = draw(5, [1], torch.float32)
     with torch.set_grad_enabled(enabled):
         loss._liger(h.detach().requires_grad_(h_grad), head.detach().requires_grad_(head_grad), ids)
-    assert package.told["h wants"] == wanted
+    assert package.received["h wants"] == wanted
 
 
 def test_cut_cross_entropy_is_asked_for_sums_in_float32_and_no_filter(package):
     h, head, ids = draw(5, [1], torch.bfloat16)
     value = loss._cce(h, head.float(), ids)
     assert value.item() == pytest.approx(plain(h, head, ids)[0].item(), rel=0.02)
-    told = {
-        key: package.told[key]
+    received = {
+        key: package.received[key]
         for key in (
             "ignore_index",
             "reduction",
@@ -483,7 +485,7 @@ def test_cut_cross_entropy_is_asked_for_sums_in_float32_and_no_filter(package):
             "head",
         )
     }
-    assert told == {
+    assert received == {
         "ignore_index": -100,
         "reduction": "sum",
         "filter_eps": None,
@@ -497,19 +499,19 @@ def test_cut_cross_entropy_is_not_started_where_no_target_counts(package):
     h, head, ids = draw(5, list(range(5)), torch.bfloat16)
     value = loss._cce(h, head, ids)
     value.backward()
-    assert package.told is None and value.dtype == torch.float32 and value.item() == 0.0
+    assert package.received is None and value.dtype == torch.float32 and value.item() == 0.0
     assert not h.grad.any() and not head.grad.any() and h.grad.shape == h.shape
 
 
 def test_an_optional_package_is_found_without_being_imported(monkeypatch):
-    asked = []
+    names = []
     monkeypatch.setattr(
         loss.importlib.util,
         "find_spec",
-        lambda name: asked.append(name) or (name == "liger_kernel" or None),
+        lambda name: names.append(name) or (name == "liger_kernel" or None),
     )
     assert loss.installed("liger") is True and loss.installed("cce") is False
-    assert asked == ["liger_kernel", "cut_cross_entropy"]
+    assert names == ["liger_kernel", "cut_cross_entropy"]
     assert loss._import("liger", "json").dumps([1]) == "[1]"
 
 

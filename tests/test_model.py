@@ -77,14 +77,15 @@ def test_the_learned_arm_is_a_plain_llama_by_its_names():
 @pytest.mark.parametrize("spec", ["learned", "gf2"])
 def test_generation_with_a_cache_is_that_without(spec, ids):
     model = model_of(spec)
-    told = {
+    options = {
         "max_new_tokens": 4,
         "do_sample": False,
         "pad_token_id": 0,
         "attention_mask": torch.ones_like(ids),
     }
     assert torch.equal(
-        model.generate(ids, use_cache=True, **told), model.generate(ids, use_cache=False, **told)
+        model.generate(ids, use_cache=True, **options),
+        model.generate(ids, use_cache=False, **options),
     )
 
 
@@ -115,8 +116,8 @@ def test_the_graph_has_no_break(spec, ids):
 @pytest.mark.parametrize("spec", SPECS)
 def test_shifted_targets_and_transformers_labels_are_one_loss(spec, ids):
     model = model_of(spec)
-    ours, theirs = model.loss(ids[:, :-1], ids[:, 1:]), model(ids, labels=ids).loss
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+    our_loss, transformers_loss = model.loss(ids[:, :-1], ids[:, 1:]), model(ids, labels=ids).loss
+    assert our_loss.item() == pytest.approx(transformers_loss.item(), rel=1e-6)
 
 
 def _set_in_the_configuration(model, folder):

@@ -23,10 +23,10 @@ def half(x: int, most: int = 4) -> float:
 
 def changes(source: str) -> dict[str, set[str]]:
     """By kind: what becomes what."""
-    found: dict[str, set[str]] = {}
+    by_kind: dict[str, set[str]] = {}
     for mutant in mutants.mutants(source):
-        found.setdefault(mutant.kind, set()).add(f"{mutant.before} => {mutant.after}")
-    return found
+        by_kind.setdefault(mutant.kind, set()).add(f"{mutant.before} => {mutant.after}")
+    return by_kind
 
 
 def test_every_kind_of_fault_is_offered_where_it_is_possible():

@@ -164,8 +164,8 @@ def test_a_model_whose_own_record_is_of_another_training_is_not_the_runs(run, na
 
 def test_an_unfinished_run_has_checkpoints_and_no_model(run):
     (run / "result.json").unlink()
-    found = origin_of(run / "checkpoints" / "step-00000008")
-    assert found.step == 8 and found.result is None
+    origin = origin_of(run / "checkpoints" / "step-00000008")
+    assert origin.step == 8 and origin.result is None
     assert origin_of(run / "model") is None  # of which step is it?
 
 
@@ -174,8 +174,8 @@ def test_a_later_step_than_the_run_has_is_not_of_it(run):
         shutil.copytree(run / "models" / "step-00000008", run / "models" / "copy")
         shutil.rmtree(run / "models" / name, ignore_errors=True)
         (run / "models" / "copy").rename(run / "models" / name)
-        found = origin_of(run / "models" / name)
-        assert (found.step if found else None) == wanted
+        origin = origin_of(run / "models" / name)
+        assert (origin.step if origin else None) == wanted
         if name != "step-00000008":
             shutil.copytree(
                 run / "models" / name, run / "models" / "step-00000008", dirs_exist_ok=True
@@ -183,7 +183,7 @@ def test_a_later_step_than_the_run_has_is_not_of_it(run):
 
 
 @pytest.mark.parametrize(
-    ("asked", "settled", "same"),
+    ("requested", "settled", "same"),
     [
         ("gf2", "gf2:seed=12345", True),
         ("gf2:seed=7", "gf2", False),
@@ -193,8 +193,8 @@ def test_a_later_step_than_the_run_has_is_not_of_it(run):
         ("gf2", "gf2:matrix=sha256-00ff", False),
     ],
 )
-def test_an_interface_is_the_same_before_and_after_it_is_settled(run, asked, settled, same):
-    change(run / "config.toml", interface=asked)
+def test_an_interface_is_the_same_before_and_after_it_is_settled(run, requested, settled, same):
+    change(run / "config.toml", interface=requested)
     for name in ("model", "checkpoints/step-00000008"):
         change(run / name / "config.json", interface=settled)
     assert (origin_of(run / "model") is not None) is same

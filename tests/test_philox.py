@@ -14,12 +14,12 @@ WORD = st.integers(0, 2**64 - 1)
 @settings(max_examples=60, deadline=None)
 @given(st.tuples(WORD, WORD), st.tuples(st.integers(0, 2**64 - 2), WORD, WORD, WORD))
 def test_a_block_is_numpys_block(key, counter):
-    theirs = np.random.Philox(
+    expected = np.random.Philox(
         counter=np.array(counter, np.uint64), key=np.array(key, np.uint64)
     ).random_raw(4)
     # numpy counts up before it draws
     ours = philox.philox(key, np.array([[counter[0] + 1, *counter[1:]]], np.uint64))
-    assert ours[0].tolist() == theirs.tolist()
+    assert ours[0].tolist() == expected.tolist()
 
 
 @given(WORD, WORD)
@@ -42,8 +42,8 @@ KNOWN = [
 
 def numbers(text: str, count: int) -> list[int]:
     """Hexadecimal words; a single one stands for all."""
-    found = [int(word, 16) for word in text.split()]
-    return found * count if len(found) == 1 else found
+    words = [int(word, 16) for word in text.split()]
+    return words * count if len(words) == 1 else words
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
@@ -72,8 +72,8 @@ def test_a_stream_is_the_words_of_counters_in_a_row(count, index):
 @pytest.mark.parametrize("index", [(), (1, 2, 3)])
 def test_a_permutation_is_the_order_of_a_stream(size, index):
     expected = reference.permutation(9, "order", size, *index)
-    found = philox.permutation(9, "order", size, *([index] if index else []))
-    assert (found.dtype, found.tolist()) == (np.int64, expected)
+    actual = philox.permutation(9, "order", size, *([index] if index else []))
+    assert (actual.dtype, actual.tolist()) == (np.int64, expected)
 
 
 def test_a_key_is_the_seed_and_the_first_eight_letters_of_the_purpose():

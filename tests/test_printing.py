@@ -66,10 +66,10 @@ def strange_run(tokenizer_path, tmp_path_factory) -> Path:
 def in_shell(command: str, **environment: str) -> "subprocess.CompletedProcess[bytes]":
     """A command line of bash in which `tokencodes` is this very code."""
     program = f"{shlex.quote(sys.executable)} -m tokencodes"
-    told = f'set -o pipefail; tokencodes() {{ {program} "$@"; }}; {command}'
+    script = f'set -o pipefail; tokencodes() {{ {program} "$@"; }}; {command}'
     source = str(SOURCE.parent)
     return subprocess.run(
-        ["bash", "-c", told],
+        ["bash", "-c", script],
         capture_output=True,
         env={**os.environ, "PYTHONPATH": source, **environment},
     )
@@ -86,11 +86,11 @@ def test_markup_and_escapes_in_sources_and_ids_are_printed_literally(strange_run
         assert run([*command, "--json"]) == 0
         raw = capsys.readouterr().out
         assert not set(raw) & {"\x1b", "\x9b", "\u202e"}
-        told = json.loads(raw)
+        printed_json = json.loads(raw)
         names = (
-            list(told["sources"])
-            if "sources" in told
-            else [window["source"] for window in told["windows"]]
+            list(printed_json["sources"])
+            if "sources" in printed_json
+            else [window["source"] for window in printed_json["windows"]]
         )
         assert set(names) <= set(STRANGE)
         for name in names:
@@ -99,9 +99,9 @@ def test_markup_and_escapes_in_sources_and_ids_are_printed_literally(strange_run
 
 def test_an_error_line_shows_control_characters_and_stays_one_line(capsys, tmp_path):
     assert run(["inspect", str(tmp_path / "[/x] \x1b[2J\n\x9bA")]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "[/x] \\x1b[2J \\x9bA" in told
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "[/x] \\x1b[2J \\x9bA" in errors
 
 
 def test_lines_and_the_bar_of_training_show_names_literally(capsys):
@@ -258,6 +258,6 @@ def test_a_name_that_is_no_utf8_is_refused_in_one_line_where_a_file_must_record_
         f"data.dataset={place}",
     ]
     assert run(command) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "\\udce9" in told and "choose another name" in told
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "\\udce9" in errors and "choose another name" in errors

@@ -72,10 +72,10 @@ def test_an_interrupted_study_goes_on_to_the_same_results(study, whole, tmp_path
     assert not (tmp_path / "study" / "gf2" / "seed-1" / "result.json").exists()
     assert compare(study, tmp_path / "study", Silent())
     for _, name in runs(study):
-        one, other = (
+        expected, result = (
             read_json(folder / name / "result.json") for folder in (whole, tmp_path / "study")
         )
-        assert one["held_out_loss"] == other["held_out_loss"]
+        assert expected["held_out_loss"] == result["held_out_loss"]
         assert read_json(whole / name / "sample.json") == read_json(
             tmp_path / "study" / name / "sample.json"
         )
@@ -132,12 +132,14 @@ def test_a_configuration_that_cannot_work_does_not_claim_the_folder_nor_leave_it
     )
     # the first had seen what is held out now, so it was not reused
     assert len(list(out.glob("tokenizer-*.json"))) == 2
-    told = read_json(out / "dataset_facts.json")["dataset"]["tokenizer_sha256"]
+    tokenizer_sha256 = read_json(out / "dataset_facts.json")["dataset"]["tokenizer_sha256"]
     fresh = tmp_path / "fresh"
     assert compare(
         tiny_study("", data={**data, "validation_fraction": 0.2}, **sections), fresh, Silent()
     )
-    assert read_json(fresh / "dataset_facts.json")["dataset"]["tokenizer_sha256"] == told
+    assert (
+        read_json(fresh / "dataset_facts.json")["dataset"]["tokenizer_sha256"] == tokenizer_sha256
+    )
 
 
 def test_a_study_from_text_trains_its_own_tokenizer_on_the_training_side(texts, tmp_path):
@@ -165,8 +167,8 @@ def test_a_tokenizer_never_sees_what_is_held_out(texts, tmp_path):
     assert len(training) < len(documents)
     train_tokenizer(training, 300, tmp_path / "expected.json")
     data = DataConfig(inputs=(str(texts),), vocab_size=300, validation_fraction=0.2)
-    found = open_dataset(data, tmp_path / "out", lambda line: None)
-    assert found.tokenizer.sha256 == TokenizerFile(tmp_path / "expected.json").sha256
+    prepared = open_dataset(data, tmp_path / "out", lambda line: None)
+    assert prepared.tokenizer.sha256 == TokenizerFile(tmp_path / "expected.json").sha256
 
 
 def test_a_result_of_another_run_or_dataset_is_refused(study, whole, tmp_path):
@@ -184,7 +186,7 @@ def test_a_result_of_another_run_or_dataset_is_refused(study, whole, tmp_path):
 def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrasts(
     dataset, real_data, tmp_path, monkeypatch
 ):
-    told = {
+    evaluation = {
         "suite": "winogrande,commonsense_qa,lambada",
         "data": str(real_data / "eval"),
         "documents": 5,
@@ -200,7 +202,7 @@ def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrast
     without = tiny_study(dataset.path, model=model, arms=arms)
     assert compare(without, tmp_path, Silent())
     # what is judged may change at any time
-    study = tiny_study(dataset.path, model=model, arms=arms, evaluation=told)
+    study = tiny_study(dataset.path, model=model, arms=arms, evaluation=evaluation)
     stop = Stop(requested=True)
     assert not compare(study, tmp_path, Silent(), stop) and not list(
         tmp_path.glob("*/*/evaluation/evaluation.json")
@@ -223,7 +225,7 @@ def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrast
         path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/evaluation/*.json*")
     }
     other = tiny_study(
-        dataset.path, model=model, arms=arms, evaluation={**told, "suite": "lambada"}
+        dataset.path, model=model, arms=arms, evaluation={**evaluation, "suite": "lambada"}
     )
     assert compare(other, tmp_path, Silent())  # another suite: the old results are kept aside
     assert len(list(tmp_path.glob("*/*/evaluation-1/evaluation.json"))) == 4
@@ -250,9 +252,9 @@ def test_a_study_that_names_a_suite_is_evaluated_and_its_page_shows_the_contrast
 def test_a_suite_that_cannot_be_scored_is_refused_before_training(
     change, said, dataset, real_data, tmp_path
 ):
-    told = {"suite": "lambada", "data": str(real_data / "eval"), **change}
+    evaluation = {"suite": "lambada", "data": str(real_data / "eval"), **change}
     with pytest.raises(InputError, match=said):
-        compare(tiny_study(dataset.path, evaluation=told), tmp_path / "study", Silent())
+        compare(tiny_study(dataset.path, evaluation=evaluation), tmp_path / "study", Silent())
     assert not list(tmp_path.glob("study/*/*/metrics.jsonl"))
 
 

@@ -49,9 +49,9 @@ def slurm(tmp_path, monkeypatch) -> Path:
     """Stand-ins, first on the path; the folder in which they leave what they were told, each under
     its name.
     """
-    folder, told = tmp_path / "fake slurm", tmp_path / "told"
+    folder, records = tmp_path / "fake slurm", tmp_path / "told"
     folder.mkdir()
-    told.mkdir()
+    records.mkdir()
     for name, script in {
         "sbatch": SBATCH,
         "srun": SRUN,
@@ -61,12 +61,12 @@ def slurm(tmp_path, monkeypatch) -> Path:
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE", str(told))
+    monkeypatch.setenv("FAKE", str(records))
     monkeypatch.setenv("SLURM_JOB_ID", "12345")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n1,n2")
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
     monkeypatch.chdir(tmp_path)
-    return told
+    return records
 
 
 @pytest.fixture
@@ -87,8 +87,10 @@ def written(
 
 
 def job_of(out: Path, command: tuple[str, ...], programs: Path) -> Job:
-    told = (*command, "--out", str(out))
-    return Job(told, out, Shape(1, 1, 0, 1), 3600, 180, None, None, (), (), out.parent, programs)
+    arguments = (*command, "--out", str(out))
+    return Job(
+        arguments, out, Shape(1, 1, 0, 1), 3600, 180, None, None, (), (), out.parent, programs
+    )
 
 
 def work(
@@ -131,9 +133,9 @@ def test_a_job_starts_one_torchrun_a_node_with_a_rank_for_each_gpu(slurm, monkey
         "--cpus-per-task=48",
         "--kill-on-bad-exit=0",
     } <= set(lines(slurm / "srun"))
-    told = lines(slurm / "torchrun-0")
-    assert told == lines(slurm / "torchrun-1")
-    assert told == [
+    arguments = lines(slurm / "torchrun-0")
+    assert arguments == lines(slurm / "torchrun-1")
+    assert arguments == [
         str(Path.cwd()),
         "--nnodes=2",
         "--nproc-per-node=8",
@@ -182,7 +184,7 @@ SAVE = "mkdir -p {0}/checkpoints/step-00000002; touch {0}/checkpoints/step-00000
 
 
 @pytest.mark.parametrize(
-    ("kind", "done", "status", "requeued", "told"),
+    ("kind", "done", "status", "requeued", "message"),
     [
         ("train", "touch run/result.json", 0, False, "done: "),
         (
@@ -223,12 +225,12 @@ SAVE = "mkdir -p {0}/checkpoints/step-00000002; touch {0}/checkpoints/step-00000
     ],
 )
 def test_a_job_is_requeued_if_it_is_not_done_and_got_further(
-    kind, done, status, requeued, told, slurm, monkeypatch
+    kind, done, status, requeued, message, slurm, monkeypatch
 ):
     file = written(command=(kind, "quickstart", "--out", "run"))
     finished = work(file, monkeypatch, done)
     assert finished.returncode == status
-    assert told in finished.stdout + finished.stderr
+    assert message in finished.stdout + finished.stderr
     assert (slurm / "scontrol").exists() == requeued
     if requeued:
         assert lines(slurm / "scontrol") == ["requeue 12345"]
@@ -270,9 +272,9 @@ def test_submit_hands_the_file_to_sbatch_and_says_where_its_log_will_be(slurm, c
     )
     monkeypatch.setenv("FAKE_REFUSAL", "invalid partition: x")
     assert run([*command, "--", "compare", "quickstart", "--out", "my study"]) == 2
-    told = capsys.readouterr().err
-    assert "sbatch refused" in told
-    assert told.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert "sbatch refused" in errors
+    assert errors.count("\n") == 1
 
 
 def test_what_is_written_into_a_folder_leaves_it_the_runs_own(slurm, capsys):
@@ -309,15 +311,15 @@ def test_every_field_of_a_batch_file_is_one_word_whatever_it_holds(field, text, 
     options, command = FIELDS[field](text)
     file = written(*options, command=command)
     plain = written_lines(*FIELDS[field]("plain"))
-    told = file.read_text(encoding="utf-8").splitlines()
-    assert len(told) == len(plain)
+    file_lines = file.read_text(encoding="utf-8").splitlines()
+    assert len(file_lines) == len(plain)
     (before,) = [
         line
         for line in plain
         if line.startswith("#SBATCH") and "plain" in line and "job-name" not in line
     ] or [""]
     if before and field != "out":
-        after = told[plain.index(before)]
+        after = file_lines[plain.index(before)]
         assert shlex.split(after) == [word.replace("plain", text) for word in shlex.split(before)]
     work(file, monkeypatch)
     assert lines(slurm / "torchrun-0")[-len(command) :] == list(command)
@@ -329,18 +331,18 @@ def test_every_field_of_a_batch_file_is_one_word_whatever_it_holds(field, text, 
 def test_a_control_character_in_any_field_of_a_batch_file_is_refused(field, text, slurm, capsys):
     options, command = FIELDS[field](text)
     assert run(["submit", "--time", "4:00:00", "--write", "job.sh", *options, "--", *command]) == 2
-    told = capsys.readouterr()
-    assert "a batch file cannot hold a line break or another control character" in told.err
-    assert (told.out, told.err.count("\n")) == ("", 1)
+    captured = capsys.readouterr()
+    assert "a batch file cannot hold a line break or another control character" in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
     assert not Path("job.sh").exists()
 
 
 def written_lines(options: tuple[str, ...], command: tuple[str, ...]) -> list[str]:
     """Of the batch file that a command would write beside the one that is there."""
     kept = Path("job.sh").rename("kept.sh")
-    found = written(*options, command=command).read_text(encoding="utf-8").splitlines()
+    file_lines = written(*options, command=command).read_text(encoding="utf-8").splitlines()
     kept.replace("job.sh")
-    return found
+    return file_lines
 
 
 @pytest.mark.parametrize(
@@ -404,9 +406,9 @@ def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(
 ):
     Path("there.sh").write_text("mine")
     assert run(["submit", "--time", "4:00:00", *options, "--", *command]) == 2
-    told = capsys.readouterr()
-    assert complaint in told.err
-    assert (told.out, told.err.count("\n")) == ("", 1)
+    captured = capsys.readouterr()
+    assert complaint in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
     assert Path("there.sh").read_text() == "mine"
     assert not (slurm / "sbatch").exists()
 
@@ -497,9 +499,9 @@ def test_submitit_saves_at_its_signal_and_starts_again_from_there(tmp_path):
     # as Slurm does when the time is nearly up
     os.kill(int((tmp_path / "asking").read_text()), signal.SIGUSR2)
     assert submitted.result() == str(job.last)
-    told = lines(tmp_path / "told")
-    assert told[:2] == ["--nnodes=1", "--nproc-per-node=1"]
-    assert told[-8:] == [
+    recorded = lines(tmp_path / "told")
+    assert recorded[:2] == ["--nnodes=1", "--nproc-per-node=1"]
+    assert recorded[-8:] == [
         "-m",
         "tokencodes",
         "train",
@@ -560,8 +562,8 @@ def test_submitit_gives_slurm_what_the_batch_file_would(slurm, capsys):
         )
         == 0
     )
-    told = json.loads(capsys.readouterr().out)
-    assert (told["job"], told["file"]) == ("17", None)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["job"], printed["file"]) == ("17", None)
     text = (slurm / "script").read_text()
     for option in (
         "--nodes=2",

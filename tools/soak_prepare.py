@@ -1,12 +1,12 @@
-"""Kills `tokencodes prepare` at random moments, again and again, and holds what it ends in against
-an undisturbed run.
+"""Kills `tokencodes prepare` at random moments, many times, and compares its result with that of an
+undisturbed run.
 
     python tools/soak_prepare.py INPUT... --tokenizer FILE [--kills 100] [--seed 1] [--workers 2]
 
-A round begins with no folder. Each try is killed (kill -9, the process alone, not its workers) at a
-moment drawn from the duration of the undisturbed run, and the same command follows at once, until a
-try is done before its moment comes. Then every file but the lock must hold the undisturbed run's
-bytes, and nothing else may be there. Exit 1 at the first difference.
+A round begins without a folder. Each try is killed (kill -9, only the process, not its workers) at
+a random moment within the duration of the undisturbed run. The same command then starts at once.
+The round ends when a try is done before its moment. Then each file except the lock must have the
+same bytes as in the undisturbed run, and no other file may exist. Exit 1 at the first difference.
 """
 
 import argparse
@@ -25,26 +25,29 @@ from tokencodes.files import LOCK
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a dataset but its lock."""
+    """Returns each file of a dataset except its lock."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != LOCK)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def difference(folder: Path, expected: dict[str, bytes]) -> str | None:
-    """What is wrong with a dataset, in words; None if it is as it should be."""
-    found = contents(folder)
-    if found == expected:
+    """Returns what is wrong with a dataset, in words, or None if it is as expected."""
+    actual = contents(folder)
+    if actual == expected:
         leftover = next(folder.glob(".tmp-*"), None)
         return f"{leftover.name} was left" if leftover else None
-    missing, other = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    missing, other = (
+        sorted(expected.keys() - actual.keys()),
+        sorted(actual.keys() - expected.keys()),
+    )
     changed = sorted(
-        name for name in expected.keys() & found.keys() if expected[name] != found[name]
+        name for name in expected.keys() & actual.keys() if expected[name] != actual[name]
     )
     return f"missing {missing[:3]}, not expected {other[:3]}, other bytes in {changed[:3]}"
 
 
 def stage(folder: Path) -> str:
-    """How far a killed try had come, from what it left."""
+    """Returns the stage that a killed try reached, according to its files."""
     if not (folder / LOCK).is_file():
         return "before the folder was taken"
     if (folder / "manifest.json").is_file():
@@ -53,7 +56,7 @@ def stage(folder: Path) -> str:
 
 
 def attempt(command: list[str], seconds: float | None) -> tuple[int | None, str]:
-    """Exit status and standard error of one try; None if its moment came and it was killed."""
+    """Returns exit status and standard error of one try. The status of a killed try is None."""
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
         try:
@@ -66,11 +69,11 @@ def attempt(command: list[str], seconds: float | None) -> tuple[int | None, str]
 
 
 def soak(command: list[str], folder: Path, kills: int, seed: int) -> int:
-    """Rounds until there were enough kills; returns the exit status."""
+    """Runs rounds until there were `kills` kills. Returns the exit status."""
     began = time.monotonic()
-    status, told = attempt([*command, str(folder / "undisturbed")], None)
+    status, message = attempt([*command, str(folder / "undisturbed")], None)
     if status != 0:
-        print(f"the undisturbed run ended with {status}: {told}")
+        print(f"the undisturbed run ended with {status}: {message}")
         return 1
     duration = time.monotonic() - began
     expected = contents(folder / "undisturbed")
@@ -86,13 +89,13 @@ def soak(command: list[str], folder: Path, kills: int, seed: int) -> int:
         out = folder / f"round-{rounds}"
         status = None
         while status is None:
-            status, told = attempt(
+            status, message = attempt(
                 [*command, str(out)], moments.uniform(0, duration) if done < kills else None
             )
             if status is None:
                 done += 1
                 stages[stage(out)] += 1
-        wrong = f"exit status {status}: {told.strip()}" if status else difference(out, expected)
+        wrong = f"exit status {status}: {message.strip()}" if status else difference(out, expected)
         if wrong:
             print(f"round {rounds}, after {done} kills, in {out}: {wrong}")
             return 1
@@ -115,20 +118,20 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
-    told = parser.parse_args()
+    options = parser.parse_args()
     command = [
         sys.executable,
         "-m",
         "tokencodes",
         "prepare",
-        *told.inputs,
+        *options.inputs,
         "--tokenizer",
-        told.tokenizer,
+        options.tokenizer,
         "--json",
     ]
-    command += ["--workers", str(told.workers), "--out"]
+    command += ["--workers", str(options.workers), "--out"]
     folder = Path(tempfile.mkdtemp(prefix="soak-prepare-"))
-    status = soak(command, folder, told.kills, told.seed)
+    status = soak(command, folder, options.kills, options.seed)
     if status == 0:
         shutil.rmtree(folder)
     sys.exit(status)

@@ -1,17 +1,16 @@
-"""Kills `train` at random moments, on one rank and on two, and holds what it ends in against an
+"""Kills `train` at random moments, on one rank and on two, and compares its result with that of an
 undisturbed run.
 
     python tools/soak_train.py [--kills 100] [--ranks 1 2] [--seed 1] [--folder FOLDER]
 
-A round begins with no folder. Each try is killed (kill -9) at a moment drawn from the duration of
-the undisturbed run: all ranks together, or, where there are two, as often one of them alone,
-whereupon the other must end by itself within a minute. The same run follows at once, until a try is
-done before its moment comes. Then the weights (of the checkpoint and of the exported model), every
-logged loss and norm, and the hash of the windows must be the undisturbed run's, bit by bit. Exit 1
-at the first difference.
+A round begins without a folder. Each try is killed (kill -9) at a random moment within the duration
+of the undisturbed run. Either all ranks are killed together, or, with two ranks, only one of them
+in half of the cases. The other rank must then end by itself within a minute. The same run then
+starts at once. The round ends when a try is done before its moment. Then the weights (of the
+checkpoint and of the exported model), each logged loss and norm, and the hash of the windows must
+be those of the undisturbed run, bit by bit. Exit 1 at the first difference.
 
-Ranks are forked from a process that has done its imports and nothing else, so that a hundred kills
-take minutes.
+Ranks are forked from a process that has only done its imports. So a hundred kills take minutes.
 """
 
 import argparse
@@ -58,7 +57,9 @@ SMALL = {
 
 
 def configuration(dataset: Path | None, background: bool) -> RunConfig:
-    """Two dozen steps of a tiny model, a checkpoint at every third; the quickstart's text."""
+    """Returns the configuration: two dozen steps of a tiny model, a checkpoint at each third step,
+    the quickstart's text.
+    """
     sets = [f"{key}={value}" for key, value in SMALL.items()] + [
         f'checkpoint.async_save="{"yes" if background else "no"}"'
     ]
@@ -68,7 +69,7 @@ def configuration(dataset: Path | None, background: bool) -> RunConfig:
 
 
 def work(run: RunConfig, dataset: Path, out: Path) -> Any:
-    """What one rank does."""
+    """Returns the function that each rank runs."""
 
     def begin(rank: int) -> object:
         return train(run, Dataset(dataset), out, Silent()) is not None
@@ -77,8 +78,8 @@ def work(run: RunConfig, dataset: Path, out: Path) -> Any:
 
 
 def left(out: Path) -> dict[str, Any]:
-    """What a run ends in, without what a clock decides. Called in a process of its own: tensors are
-    read.
+    """Returns the results of a run without the values that depend on a clock. It reads tensors, so
+    it must be called in its own process.
     """
     weights = {}
     for name, place in (("checkpoint", checkpoint.find(out)), ("model", out / "model")):
@@ -94,9 +95,9 @@ def left(out: Path) -> dict[str, Any]:
         for key in ("steps", "tokens", "held_out_loss", "windows_sha256", "start_sha256")
     }
     damages = [
-        told
-        for one in checkpoint.checkpoints(out / "checkpoints")
-        if (told := checkpoint.damage(one))
+        damage
+        for folder in checkpoint.checkpoints(out / "checkpoints")
+        if (damage := checkpoint.damage(folder))
     ]
     names = sorted(path.name for path in (out / "checkpoints").iterdir())
     return {
@@ -108,16 +109,16 @@ def left(out: Path) -> dict[str, Any]:
     }
 
 
-def asked(call: Any) -> Any:
-    """A call's value from a process of its own."""
-    told = ranks.run(1, lambda rank: call())[0]
-    if "value" not in told:
-        raise RuntimeError(str(told))
-    return told["value"]
+def value_from_child(call: Any) -> Any:
+    """Returns a call's value from a new process. Raises RuntimeError if the call fails."""
+    outcome = ranks.run(1, lambda rank: call())[0]
+    if "value" not in outcome:
+        raise RuntimeError(str(outcome))
+    return outcome["value"]
 
 
 def stage(out: Path) -> str:
-    """How far a killed try had come, from what it left."""
+    """Returns the stage that a killed try reached, according to its files."""
     if (out / "result.json").is_file():
         return "after the result"
     if (out / "model").is_dir():
@@ -133,62 +134,66 @@ def stage(out: Path) -> str:
 def attempt(
     count: int, run: RunConfig, dataset: Path, out: Path, moment: float, draw: random.Random
 ) -> str:
-    """One try: `done`, `killed`, `left alone` where one rank was killed and the other ended by
-    itself, or what was wrong.
+    """Runs one try. Returns `done`, `killed`, `left alone` (one rank was killed and the other ended
+    by itself), or what was wrong.
     """
     children = ranks.start(count, work(run, dataset, out))
     began = time.monotonic()
-    while time.monotonic() - began < moment and any(child.told is None for child in children):
+    while time.monotonic() - began < moment and any(child.outcome is None for child in children):
         ranks.reap(children)
         time.sleep(0.005)
-    if all(child.told is not None for child in children):
-        told = [child.told for child in children]
-        return "done" if all(one == {"value": True} for one in told) else f"ended by itself: {told}"
+    if all(child.outcome is not None for child in children):
+        outcomes = [child.outcome for child in children]
+        return (
+            "done"
+            if all(outcome == {"value": True} for outcome in outcomes)
+            else f"ended by itself: {outcomes}"
+        )
     alone = count > 1 and draw.random() < 0.5
     for child in [draw.choice(children)] if alone else children:
         child.kill()
-    told = ranks.wait(children, 60.0)
-    if any("late" in one for one in told):
+    outcomes = ranks.wait(children, 60.0)
+    if any("late" in outcome for outcome in outcomes):
         return "a rank did not end within a minute of the other's death"
     return "left alone" if alone else "killed"
 
 
 def soak(count: int, kills: int, dataset: Path, folder: Path, draw: random.Random) -> int:
-    """Rounds at one number of ranks until there were enough kills; the exit status."""
+    """Runs rounds with `count` ranks until there were `kills` kills. Returns the exit status."""
     runs = [configuration(dataset, background) for background in (False, True)]
     began = time.monotonic()
-    told = ranks.run(count, work(runs[0], dataset, folder / "undisturbed"))
+    results = ranks.run(count, work(runs[0], dataset, folder / "undisturbed"))
     duration = time.monotonic() - began
-    if any(one != {"value": True} for one in told):
-        print(f"the undisturbed run failed: {told}")
+    if any(result != {"value": True} for result in results):
+        print(f"the undisturbed run failed: {results}")
         return 1
-    expected = asked(lambda: left(folder / "undisturbed"))
+    expected = value_from_child(lambda: left(folder / "undisturbed"))
     print(f"{count} rank{'s' * (count > 1)}: undisturbed {duration:.1f} s", flush=True)
     stages, ways, rounds, done = Counter[str](), Counter[str](), 0, 0
     while done < kills:
         rounds += 1
         out, run = folder / f"round-{rounds}", runs[rounds % 2]
-        while (way := attempt(count, run, dataset, out, draw.uniform(0, duration), draw)) in (
+        while (outcome := attempt(count, run, dataset, out, draw.uniform(0, duration), draw)) in (
             "killed",
             "left alone",
         ):
-            ways[way] += 1
+            ways[outcome] += 1
             stages[stage(out)] += 1
             done += 1
-        if way != "done":
-            print(f"round {rounds}, after {done} kills: {way}")
+        if outcome != "done":
+            print(f"round {rounds}, after {done} kills: {outcome}")
             return 1
-        found = asked(lambda out=out: left(out))
+        actual = value_from_child(lambda out=out: left(out))
         for what in expected:
-            if found[what] != expected[what]:
+            if actual[what] != expected[what]:
                 print(
                     f"round {rounds}, after {done} kills: {what} differ:"
-                    f" {json.dumps(found[what])[:300]}; see {out}"
+                    f" {json.dumps(actual[what])[:300]}; see {out}"
                 )
                 return 1
         shutil.rmtree(out)
-    told_ways = ", ".join(f"{way} {times}" for way, times in ways.most_common())
-    print(f"{done} kills ({told_ways}) in {rounds} rounds, every round bitwise the undisturbed run")
+    counts = ", ".join(f"{name} {times}" for name, times in ways.most_common())
+    print(f"{done} kills ({counts}) in {rounds} rounds, every round bitwise the undisturbed run")
     print(
         "  found " + ", ".join(f"{where}: {times}" for where, times in stages.most_common()),
         flush=True,
@@ -197,7 +202,7 @@ def soak(count: int, kills: int, dataset: Path, folder: Path, draw: random.Rando
 
 
 def main() -> int:
-    """Soaks at each number of ranks; exit 1 if any round differs."""
+    """Soaks at each number of ranks. Returns 1 if any round differs."""
     parser = argparse.ArgumentParser(description="Kill a training run again and again.")
     parser.add_argument("--kills", type=int, default=100, help="at each number of ranks")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
@@ -207,20 +212,20 @@ def main() -> int:
         type=Path,
         help="where to work (default: a temporary folder, removed at the end)",
     )
-    told = parser.parse_args()
+    options = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with tempfile.TemporaryDirectory() as temporary:
-        folder = told.folder or Path(temporary)
+        folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        asked(
+        value_from_child(
             lambda: (
                 open_dataset(configuration(None, False).data, folder, lambda line: None).fingerprint
             )
         )
-        draw = random.Random(told.seed)
+        draw = random.Random(options.seed)
         return max(
-            soak(count, told.kills, folder / "data", folder / str(count), draw)
-            for count in told.ranks
+            soak(count, options.kills, folder / "data", folder / str(count), draw)
+            for count in options.ranks
         )
 
 

@@ -1,12 +1,11 @@
-"""How far a trained input table moved from where it began, as a share of the length that it had
-there.
+"""Measures how far a trained input table moved from its initial values, relative to their norm.
 
     python tools/table_movement.py RUN ...
 
-For each run: ‖E - E0‖ / ‖E0‖ over the whole table, and the median over tokens of the same for one
-row. E is the table of the run's newest checkpoint, E0 the table as it was drawn. A comparison of a
-trained table with a fixed one says nothing about training where these are near 0: the table was
-hardly trained.
+For each run it prints ‖E - E0‖ / ‖E0‖ of the whole table, and the median over tokens of the same
+ratio for one row. E is the table of the run's newest checkpoint. E0 is the initial table. If the
+ratios are near 0, the table was hardly trained. A comparison of a trained table with a fixed one
+then says nothing about training.
 """
 
 import sys
@@ -23,7 +22,9 @@ from tokencodes.train.settings import read_run
 
 
 def tables(run: Path) -> tuple[Tensor, Tensor]:
-    """The table V×d of a run as it was drawn, and as it is in the newest checkpoint."""
+    """Returns the initial table of a run and the table of its newest checkpoint, both V×d. Raises
+    SystemExit if the input of the run is fixed.
+    """
     config = read_run(run / "config.toml")
     drawn = build_model(config, *resolve(config.interface, None))
     initialise(drawn, config.seed)
@@ -37,13 +38,13 @@ def tables(run: Path) -> tuple[Tensor, Tensor]:
 
 
 def movement(before_VD: Tensor, after_VD: Tensor) -> tuple[float, float]:
-    """‖E - E0‖ / ‖E0‖ of the whole table, and the median of its rows."""
+    """Returns ‖E - E0‖ / ‖E0‖ of the whole table, and the median of its rows."""
     change_V, length_V = (after_VD - before_VD).norm(dim=1), before_VD.norm(dim=1)
     return float(change_V.norm() / length_V.norm()), float((change_V / length_V).median())
 
 
 def main() -> None:
-    """See the head of this file."""
+    """Prints one line for each run."""
     for place in sys.argv[1:]:
         whole, row = movement(*tables(Path(place)))
         print(f"{place}: whole table {whole:.3f}, median row {row:.3f}")

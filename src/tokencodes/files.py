@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Reading and writing of files. A written file appears whole or not at all."""
 
 import errno
 import fcntl
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 CERTIFICATE, CARD = "certificate.json", "README.md"
-# of the certificates that say what may be replaced, and pushed
+# of certificates whose folders may be replaced and pushed
 KINDS = ("tokencodes-export", "tokencodes-import")
 
 
@@ -34,14 +34,14 @@ def fsync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8."""
+    """Writes text in UTF-8 by `write_bytes`."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Temporary file, fsync, replace: a reader sees the old bytes or the new, never a part. A file
-    that has these bytes already is left alone, so that repeated work can be shown where nothing can
-    be written.
+    """Writes a temporary file, calls fsync and replaces the old file. A reader sees the old bytes
+    or the new bytes, never a part. A file that already has these bytes is left alone, so that work
+    can be repeated in a read-only folder.
     """
     if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return
@@ -59,19 +59,21 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_text` of readable JSON; NaN is refused, because it is not JSON."""
+    """Writes readable JSON by `write_text`. NaN is refused, because it is not JSON."""
     write_text(path, json_text(value))
 
 
 def json_text(value: Any) -> str:
-    """The one way in which this project writes a JSON file, so that a changed byte can be told from
-    the value alone.
+    """Returns a value as JSON text. All JSON files of this project have this form, so the value
+    alone determines the bytes of its file, and a changed byte can be detected.
     """
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> Any:
-    """The JSON of a file that must be there; InputError names it if it is damaged."""
+    """Returns the JSON value of a file. Raises InputError, which names the file, if it is missing
+    or damaged.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -79,12 +81,14 @@ def read_json(path: Path) -> Any:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # a number of thousands of digits, and lists in lists, are no JSONDecodeError
+    ) as error:  # a very long number and deeply nested lists raise no JSONDecodeError
         raise InputError(f"{path}: damaged ({error}); take a new copy or make it anew") from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """`read_json` of a file that must hold a JSON object; InputError if it holds another value."""
+    """Returns the JSON object of a file by `read_json`. Raises InputError if the file holds another
+    value.
+    """
     value = read_json(path)
     if not isinstance(value, dict):
         raise InputError(f"{path}: no JSON object; take a new copy or make it anew")
@@ -92,8 +96,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines; none if it is not there. A last line that a kill cut
-    short is left out.
+    """Returns the records of a file of JSON lines, and none if the file does not exist. A last line
+    that is incomplete, because the program was killed, is left out.
     """
     if not path.is_file():
         return []
@@ -101,7 +105,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(
         lines[:-1], 1
-    ):  # what follows the last line break was not finished
+    ):  # the text after the last line break is incomplete
         try:
             records.append(json.loads(line))
         except (ValueError, RecursionError) as error:
@@ -114,10 +118,11 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def map_array(path: Path) -> "np.memmap[Any, Any]":
-    """The array of an .npy file, mapped read-only. Nothing is unpickled, and nothing of the size in
-    its header is allocated.
+    """Returns the array of an .npy file, mapped read-only. It unpickles nothing, and it allocates
+    no memory of the size in the header.
 
-    InputError: the file is no such array, or has other bytes than its header promises.
+    Raises InputError if the file is not such an array, or if its size is not the size in its
+    header.
     """
     import numpy as np
 
@@ -126,24 +131,24 @@ def map_array(path: Path) -> "np.memmap[Any, Any]":
             raise InputError(f"{path}: not an .npy array; take a new copy, or make it anew")
     try:
         with np.errstate(over="ignore"):
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (
-        Exception
-    ) as error:  # whatever numpy, Python's tokenizer or the system make of a damaged header
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy, Python's tokenizer and the system raise different errors
         raise InputError(
             f"{path}: damaged ({first_line(error)}); take a new copy, or make it anew"
         ) from None
     size = path.stat().st_size
-    if found.offset + found.nbytes != size:
+    if array.offset + array.nbytes != size:
         raise InputError(
             f"{path}: {size:,} bytes, not those that its header promises; take a new copy, or make"
             " it anew"
         )
-    return found  # type: ignore[no-any-return]
+    return array  # type: ignore[no-any-return]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The TOML of a file that must be there; InputError names it if it is missing or damaged."""
+    """Returns the TOML values of a file. Raises InputError, which names the file, if it is missing
+    or damaged.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -154,12 +159,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def locked_folder(folder: Path, named: Path | None = None) -> Iterator[None]:
-    """Makes `folder` and holds it: two programs that write into one folder would undo each other's
-    work. named: what its user calls it. A folder that was made here, and into which nothing was
-    written, is removed at the end.
+    """Creates `folder` and locks it: two programs that write into one folder would destroy each
+    other's work. named: the user's name for the folder. A folder that was created here is removed
+    at the end if nothing was written into it.
 
-    A folder that cannot be written needs no lock: its contents can be read, and every write into it
-    fails by itself.
+    A read-only folder needs no lock: its contents can be read, and every write into it fails by
+    itself.
     """
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -180,14 +185,14 @@ def locked_folder(folder: Path, named: Path | None = None) -> Iterator[None]:
         if made and folder.is_dir() and [entry.name for entry in folder.iterdir()] == [LOCK]:
             (folder / LOCK).unlink()
         for parent in made:
-            with suppress(OSError):  # something is in it
+            with suppress(OSError):  # the folder is not empty
                 parent.rmdir()
 
 
 @contextmanager
 def _lock_file(folder: Path) -> Iterator[TextIO | None]:
-    """The folder's lock file, open: to be written, or to be read where it cannot be written; None
-    where there can be none.
+    """Returns the folder's lock file, open for writing, or for reading if it cannot be written.
+    Returns None if there can be no lock file.
     """
     file = folder / LOCK
     try:
@@ -204,11 +209,12 @@ def _lock_file(folder: Path) -> Iterator[TextIO | None]:
 
 @contextmanager
 def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
-    """A hidden folder beside `folder`: it takes that name when the block ends, and is deleted if
-    the block raises.
+    """Creates a hidden folder beside `folder`. It takes that name when the block ends. It is
+    deleted if the block raises an error.
 
-    InputError: `folder` is there and `force` is not given, or holds what its certificate does not
-    list; another program is making it; the disk has not `needed_bytes`.
+    Raises InputError if `folder` exists and `force` is not set, if it holds files that its
+    certificate does not list, if another program is making it, or if the disk has less than
+    `needed_bytes` free.
     """
     folder = folder.resolve()
     refuse_taken(folder, force)
@@ -221,7 +227,7 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
     partial = folder.with_name(f".tmp-{folder.name}")
     with locked_folder(partial, folder):
         try:
-            for left in partial.iterdir():  # by a program that was killed
+            for left in partial.iterdir():  # a killed program left it
                 if left.name != LOCK:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
             yield partial
@@ -229,7 +235,7 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
             readable(partial)
             for place in (*partial.rglob("*"), partial):
                 fsync(place)
-            refuse_taken(folder, force)  # someone may have made it meanwhile
+            refuse_taken(folder, force)  # another program may have made it meanwhile
             _take_place(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -237,8 +243,8 @@ def appearing(folder: Path, force: bool, needed_bytes: int) -> Iterator[Path]:
 
 
 def readable(folder: Path) -> None:
-    """Files of a folder to be read by whom the umask allows: safetensors writes its own for their
-    owner alone.
+    """Gives the files of a folder the permissions of the umask: safetensors writes its files for
+    their owner alone.
     """
     mask = os.umask(0)
     os.umask(mask)
@@ -248,7 +254,9 @@ def readable(folder: Path) -> None:
 
 
 def _take_place(partial: Path, folder: Path) -> None:
-    """Gives a folder its name; what had it goes, or comes back."""
+    """Renames a folder to its final name. The old folder of that name is deleted, or restored after
+    an error.
+    """
     old = folder.with_name(f".old-{folder.name}")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -264,20 +272,24 @@ def _take_place(partial: Path, folder: Path) -> None:
 
 
 def certified(folder: Path) -> dict[str, Any] | None:
-    """The certificate that `export` or `import` left in a folder; None where there is none of
-    theirs.
+    """Returns the certificate that `export` or `import` wrote into a folder, and None if there is
+    none.
     """
     place = folder / CERTIFICATE
-    told = read_json(place) if place.is_file() else None
+    certificate = read_json(place) if place.is_file() else None
     ours = (
-        isinstance(told, dict) and told.get("kind") in KINDS and isinstance(told.get("files"), dict)
+        isinstance(certificate, dict)
+        and certificate.get("kind") in KINDS
+        and isinstance(certificate.get("files"), dict)
     )
-    return told if ours else None
+    return certificate if ours else None
 
 
-def changed_since(folder: Path, told: dict[str, Any]) -> list[str]:
-    """The files of a folder's certificate that are not there, or are not what it certifies."""
-    return [name for name, sha256 in told["files"].items() if not _is(folder / name, sha256)]
+def changed_since(folder: Path, certificate: dict[str, Any]) -> list[str]:
+    """Returns the names of the files that a certificate lists and that are missing or have other
+    bytes.
+    """
+    return [name for name, sha256 in certificate["files"].items() if not _is(folder / name, sha256)]
 
 
 def _is(path: Path, sha256: str) -> bool:
@@ -285,23 +297,25 @@ def _is(path: Path, sha256: str) -> bool:
 
 
 def file_sha256(path: Path) -> str:
-    """Of its bytes."""
+    """Returns the SHA-256 of the bytes of a file, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def write_certificate(folder: Path, kind: str, told: dict[str, Any]) -> None:
-    """The last file of a folder: what it is, and the SHA-256 of every other file in it."""
+def write_certificate(folder: Path, kind: str, facts: dict[str, Any]) -> None:
+    """Writes the last file of a folder: its kind, its facts, and the SHA-256 of every other file in
+    it.
+    """
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != LOCK:
             files[path.relative_to(folder).as_posix()] = file_sha256(path)
-    write_json(folder / CERTIFICATE, {"kind": kind, "version": 1, **told, "files": files})
+    write_json(folder / CERTIFICATE, {"kind": kind, "version": 1, **facts, "files": files})
 
 
 def refuse_taken(folder: Path, force: bool) -> None:
-    """InputError where a folder is there, and `force` is not given or does not allow that it is
-    replaced (see `appearing`).
+    """Raises InputError if a folder exists and `force` is not set, or if `force` does not allow to
+    replace it (see `appearing`).
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -309,13 +323,13 @@ def refuse_taken(folder: Path, force: bool) -> None:
         raise InputError(
             f"{folder}: is there already; name another --out, or --force to replace it"
         )
-    told = certified(folder) if folder.is_dir() else None
-    if told is None:
+    certificate = certified(folder) if folder.is_dir() else None
+    if certificate is None:
         raise InputError(
             f"{folder}: was not made by export or import, so --force does not replace it; name"
             " another --out"
         )
-    known = {*told["files"], CERTIFICATE}
+    known = {*certificate["files"], CERTIFICATE}
     more = [
         name
         for path in folder.rglob("*")
@@ -326,7 +340,7 @@ def refuse_taken(folder: Path, force: bool) -> None:
             f"{folder}: holds {more[0]}, which was put there since; take it away, or name another"
             " --out"
         )
-    changed = [name for name in changed_since(folder, told) if (folder / name).exists()]
+    changed = [name for name in changed_since(folder, certificate) if (folder / name).exists()]
     if changed:
         raise InputError(
             f"{folder}: {changed[0]} was changed since it was made; take it away, or name another"

@@ -1,5 +1,5 @@
-"""The Hugging Face hub: an export goes up, a model comes down by its id. HF_ENDPOINT names another
-hub than huggingface.co.
+"""Upload of exports to the Hugging Face hub, and download of models by their id. HF_ENDPOINT names
+a hub other than huggingface.co.
 """
 
 import re
@@ -30,15 +30,15 @@ PATTERNS = [
 
 @dataclass(frozen=True)
 class Sent:
-    """A file that goes up, and its size in bytes."""
+    """A file of an upload, and its size in bytes."""
 
     name: str
     bytes: int
 
 
 def fetch(place: str, revision: str | None = None) -> Path:
-    """A local path as it is; a hub id OWNER/NAME as the folder that it was downloaded into.
-    InputError where neither is there.
+    """Returns a local path unchanged, and for a hub id OWNER/NAME the folder of its download.
+    Raises InputError if neither exists.
     """
     path = Path(place)
     if path.exists() or not HUB_ID.fullmatch(place):
@@ -47,24 +47,22 @@ def fetch(place: str, revision: str | None = None) -> Path:
 
     try:
         return Path(snapshot_download(place, revision=revision, allow_patterns=PATTERNS))
-    except (
-        Exception
-    ) as error:  # of the hub, of the network's library, of names that the hub does not allow
+    except Exception as error:  # errors of the hub, of the network library, of invalid names
         raise InputError(
             f"{place}: no such path here, and as a hub id it could not be had ({first_line(error)})"
         ) from None
 
 
 def load(place: str) -> "PreTrainedModel":
-    """The model of a run, a checkpoint, a folder or a hub id, in float32 on the CPU: ours with its
-    code checked, or a plain Llama that was exported. InputError where there is none, or it cannot
-    be loaded.
+    """Returns the model of a run, a checkpoint, a folder or a hub id, in float32 on the CPU. It is
+    a model of this package with a checked code, or a plain Llama that was exported. Raises
+    InputError if there is no model, or if it cannot be loaded.
     """
     folder = fetch(place)
     config = folder / "config.json"
-    told = read_json_object(config) if config.is_file() else {}
-    if told.get("model_type") == "llama":
-        return _plain(folder, bool(told.get("tie_word_embeddings")))
+    values = read_json_object(config) if config.is_file() else {}
+    if values.get("model_type") == "llama":
+        return _plain(folder, bool(values.get("tie_word_embeddings")))
     if folder.suffix in (".gguf", ".onnx") or (folder.is_dir() and list(folder.glob("*.gguf"))):
         raise InputError(
             f"{folder}: of another program; `tokencodes import` makes a model of ours of it, which"
@@ -89,15 +87,15 @@ def _plain(folder: Path, tied: bool) -> "PreTrainedModel":
             " be loaded"
         )
     with loading(folder):
-        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype="float32", trust_remote_code=False
         )
-    return found.eval()
+    return model.eval()
 
 
 def _names(file: Path) -> set[str]:
-    """Of the tensors in a safetensors file; none where it cannot be read, which the loading will
-    say.
+    """Returns the names of the tensors in a safetensors file, and none if it cannot be read:
+    loading it then raises the error.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -109,24 +107,24 @@ def _names(file: Path) -> set[str]:
 
 
 def push(folder: Path, repository: str, private: bool = True, dry_run: bool = False) -> list[Sent]:
-    """Uploads an export, every file that its certificate lists, as a repository OWNER/NAME; returns
-    the files. README.md may be another than was certified: licence, language and contact are its
-    owner's to add. dry_run: only says what it would do.
+    """Uploads an export, with every file that its certificate lists, to a repository OWNER/NAME.
+    Returns the files. README.md may differ from its certificate, because its owner may add a
+    licence, a language and a contact. dry_run: upload nothing, and only return the files.
 
-    InputError: no export, a name that is none, or a hub that refuses.
+    Raises InputError if the folder is not an export, if the name is invalid, or if the hub refuses.
     """
-    told = certified(folder)
-    if told is None:
+    certificate = certified(folder)
+    if certificate is None:
         raise InputError(
             f"{folder}: only what `tokencodes export` or `import` made and checked is pushed"
         )
     _check_name(repository)
-    for name in changed_since(folder, told):
+    for name in changed_since(folder, certificate):
         if name != CARD or not (folder / CARD).is_file():
             raise InputError(
                 f"{folder / name}: not the file that was certified; make the export anew"
             )
-    names = [*told["files"], CERTIFICATE]
+    names = [*certificate["files"], CERTIFICATE]
     sent = [Sent(name, (folder / name).stat().st_size) for name in sorted(names)]
     if dry_run:
         return sent
@@ -140,7 +138,7 @@ def push(folder: Path, repository: str, private: bool = True, dry_run: bool = Fa
         )
     except (
         Exception
-    ) as error:  # of the hub, of the network's library, of a card that the hub does not take
+    ) as error:  # errors of the hub, of the network library, of a card that the hub refuses
         raise InputError(
             f"{repository}: the hub did not take it ({first_line(error)}); `hf auth login`, or set"
             " HF_TOKEN and HF_ENDPOINT"

@@ -1,25 +1,22 @@
-"""All that a run on several ranks does otherwise than on one; on one rank, everything here does
-nothing.
+"""Runs on several ranks. On one rank, everything here does nothing.
 
 The rules:
 
-1. `torchrun` starts the ranks and says in the environment who is who; without it there is one, and
-   it is not wrapped.
-2. Ranks share the windows of a step in equal parts (data parallel), so their number changes sums
-   only by rounding.
-3. Parameters, gradients and optimizer state are sharded by FSDP2, a block at a time and the rest
-   together: over all ranks
-   (`full`), over those of a node with a copy on each node (`hybrid`), or not at all (`replicate`:
-   one shard, R copies).
+1. `torchrun` starts the ranks and sets their numbers in the environment. Without it there is one
+   rank, and its model is not wrapped.
+2. Ranks share the windows of a step in equal parts (data parallel), so the number of ranks changes
+   sums only by rounding.
+3. FSDP2 shards parameters, gradients and optimizer state, one shard group for each block and one
+   for the rest: over all ranks (`full`), over the ranks of a node with a copy on each node
+   (`hybrid`), or not at all (`replicate`: one shard, R copies).
 4. Gradients are summed, never averaged: the loss is already divided by the tokens of all ranks.
-   They are reduced once an
-   step, with its last micro batch.
-5. What is decided on a number or on a signal is decided by all ranks on the same gathered values,
-   so none goes on alone.
-6. Files are the first rank's; what it finds, or the error that it meets, it tells the others.
-   Folders must be shared by nodes.
-7. A rank that is gone closes its connections, which ends the others at their next exchange; one
-   that hangs, the timeout.
+   They are reduced once in each step, with its last micro batch.
+5. All ranks make each decision on a number or a signal from the same gathered values, so no rank
+   continues alone.
+6. The first rank writes the files. It sends its results, or its error, to the other ranks. All
+   nodes must share the folders.
+7. A rank that exits closes its connections, which ends the others at their next exchange. The
+   timeout ends them if a rank hangs.
 """
 
 import os
@@ -46,7 +43,7 @@ from torch.distributed.tensor import DTensor
 from tokencodes.errors import CheckFailed, Elsewhere, InputError
 
 Result = TypeVar("Result")
-# until a run's first step is done: ranks compile, and read, at their own pace
+# for a run's first step: ranks compile and read at different speeds
 STARTING = timedelta(minutes=10)
 SAVING = timedelta(minutes=30)  # for a rank to write and hash its part of a checkpoint
 WAITING = timedelta(days=2)  # for work that only the first rank does, such as preparing text
@@ -54,8 +51,8 @@ WAITING = timedelta(days=2)  # for work that only the first rank does, such as p
 
 @dataclass(frozen=True)
 class World:
-    """Who takes part: this rank, how many there are in all and on this node, and the device that is
-    this rank's.
+    """The processes of a run: the number of this rank, the number of ranks in all and on this node,
+    and the device of this rank.
     """
 
     rank: int = 0
@@ -65,32 +62,33 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes the files and speaks."""
+        """Whether this rank writes the files and prints."""
         return self.rank == 0
 
     @cached_property
     def waiting(self) -> dist.ProcessGroup | None:
-        """The group in which ranks wait for the first one's work."""
+        """The group in which ranks wait for the work of the first rank."""
         return dist.new_group(backend="gloo", timeout=WAITING) if self.ranks > 1 else None
 
     @cached_property
     def saving(self) -> dist.ProcessGroup | None:
-        """The group of checkpoints, which may be written by a thread of their own."""
+        """The group of checkpoints. A separate thread may write them."""
         return dist.new_group(backend="gloo", timeout=SAVING) if self.ranks > 1 else None
 
     def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """Every rank's value, by rank."""
+        """Returns the value of every rank, in the order of ranks."""
         if self.ranks == 1:
             return [value]
-        found: list[Any] = [None] * self.ranks
-        dist.all_gather_object(found, value, group=group)
-        return found
+        values: list[Any] = [None] * self.ranks
+        dist.all_gather_object(values, value, group=group)
+        return values
 
     def on_first(
         self, work: Callable[[], Result], group: dist.ProcessGroup | None = None
     ) -> Result:
-        """Does the work on the first rank alone; its result everywhere, or its error: there as it
-        is, elsewhere `Elsewhere`.
+        """Runs the work on the first rank only. Returns its result on all ranks. Its error is
+        raised on all ranks: unchanged on the first one, `Elsewhere` (or an OSError) on the
+        others.
         """
         if self.ranks == 1:
             return work()
@@ -100,28 +98,27 @@ class World:
                 result = work()
             except Exception as caught:
                 error = caught
-        told: list[Any] = [(error is None, result if error is None else _plain(error))]
-        dist.broadcast_object_list(told, src=0, group=group or self.waiting)
+        outcome: list[Any] = [(error is None, result if error is None else _plain(error))]
+        dist.broadcast_object_list(outcome, src=0, group=group or self.waiting)
         if error is not None:
             raise error
-        done, value = told[0]
+        done, value = outcome[0]
         if not done:
             raise value
-        found: Result = value  # the first rank's own, by way of pickle
-        return found
+        shared: Result = value  # the value of the first rank, after pickling
+        return shared
 
     def own_first(self, work: Callable[[], Result]) -> Result | None:
-        """`on_first` for what stays there, such as an open file: its result on the first rank, None
-        elsewhere.
+        """`on_first` for a result that stays on the first rank, such as an open file. Returns the
+        result there, and None on the others.
         """
-        mine: list[Result] = []
-        self.on_first(lambda: mine.append(work()))
-        return mine[0] if mine else None
+        results: list[Result] = []
+        self.on_first(lambda: results.append(work()))
+        return results[0] if results else None
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Turns the error of an exchange that another rank did not come to into one that says
-        so."""
+        """If another rank missed an exchange, raises an error that states this."""
         try:
             yield
         except RuntimeError as error:
@@ -133,12 +130,12 @@ class World:
             ) from error
 
     def any(self, flag: bool) -> bool:
-        """Whether it is set on any rank."""
+        """Whether a flag is set on any rank."""
         return any(self.gather(flag))
 
     def set_timeout(self, model: nn.Module, time: timedelta = STARTING) -> None:
-        """From now on an exchange of a step, between ranks or of shards of this model, may take
-        this long.
+        """Sets the time limit of later exchanges of a step, between ranks or between the shards of
+        this model.
         """
         if self.ranks == 1:
             return
@@ -151,8 +148,8 @@ class World:
             dist.distributed_c10d._set_pg_timeout(time, group)
 
     def share(self, rows: Tensor, fill: int) -> Tensor:
-        """This rank's equal part of rows, filled up with rows of `fill` so that every rank makes as
-        many passes.
+        """Returns an equal part of the rows for this rank. Rows of `fill` are added so that every
+        rank makes the same number of passes.
         """
         missing = -len(rows) % self.ranks
         padded = (
@@ -165,7 +162,9 @@ ALONE = World()
 
 
 def _lost(error: BaseException) -> str | None:
-    """What torch says of an exchange that failed, in short; None if the error is another."""
+    """Returns a short form of torch's message about a failed exchange, and None for any other
+    error.
+    """
     text = " ".join(str(error).split())
     signs = (
         "Connection closed by peer",
@@ -182,8 +181,8 @@ def _lost(error: BaseException) -> str | None:
 
 
 def _plain(error: Exception) -> Exception:
-    """What the other ranks are told: an OSError as it is, so that all handle it alike, the rest as
-    said elsewhere.
+    """Returns the error that the other ranks receive. An OSError stays as it is, so that all ranks
+    handle it in the same way. Any other error becomes `Elsewhere`.
     """
     if isinstance(error, OSError):
         try:
@@ -195,7 +194,9 @@ def _plain(error: Exception) -> Exception:
 
 
 def join(device: str = "auto") -> World:
-    """This process's place, by torchrun's environment. InputError: a device that is not there."""
+    """Returns the place of this process in the environment of torchrun. Raises InputError if the
+    device does not exist.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
@@ -222,13 +223,13 @@ def join(device: str = "auto") -> World:
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=STARTING
         )
     world = World(dist.get_rank(), ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), here)
-    _ = world.waiting, world.saving  # groups are made by all ranks together, so here
+    _ = world.waiting, world.saving  # all ranks must create the groups together
     return world
 
 
 def mesh_of(world: World, sharding: str) -> DeviceMesh:
-    """Copies × shards, for `full`, `hybrid` or `replicate`; of this process alone where there is no
-    other.
+    """Returns the mesh copies × shards for `full`, `hybrid` or `replicate`, and a mesh of this
+    process alone if there is no other.
     """
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
@@ -249,8 +250,7 @@ def shard(
     model: nn.Module, blocks: nn.ModuleList, methods: tuple[str, ...], mesh: DeviceMesh, bf16: bool
 ) -> None:
     """Shards a model in place: each block, and the rest. `methods` are called instead of `forward`.
-    `bf16`: parameters are gathered, and computed with, in BF16; kept, reduced and updated in
-    float32.
+    `bf16`: parameters are gathered and used in BF16, and stored, reduced and updated in float32.
     """
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
     for block in blocks:
@@ -265,19 +265,20 @@ def shard(
 
 
 def reduce_gradients(model: nn.Module, now: bool) -> None:
-    """Whether the next backward pass reduces gradients, or only adds to them."""
+    """Sets whether the next backward pass reduces gradients, or only accumulates them."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(now)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds."""
+    """Returns the part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def sum_over_shards(values: Tensor, like: Tensor) -> Tensor:
-    """The sum of every shard's values, where `like` is sharded;
-    copies of a shard are counted once."""
+    """Returns the sum of the values of all shards if `like` is sharded. Copies of a shard are
+    counted once.
+    """
     if isinstance(like, DTensor):
         dist.all_reduce(values, group=like.device_mesh.get_group(like.device_mesh.ndim - 1))
     return values

@@ -1,9 +1,9 @@
-"""Arms × seeds: what `compare` runs. Seeds are the outer loop, so that a study stopped early holds
-matched pairs.
+"""`compare` runs every arm with every seed. Seeds are the outer loop, so a study that stops early
+holds matched pairs.
 
-Leaves STUDY/study.toml, tokenizer-KEY.json, data/, ngram_baselines.json, and in ARM/seed-N/
-config.toml, metrics.jsonl, checkpoints/, model/, result.json, sample.json, and evaluation/ where a
-suite is named. Repeating the command goes on where it was stopped.
+It writes STUDY/study.toml, tokenizer-KEY.json, data/ and ngram_baselines.json. In ARM/seed-N/ it
+writes config.toml, metrics.jsonl, checkpoints/, model/, result.json, sample.json, and evaluation/
+if a suite is named. Repeating the command continues where it stopped.
 """
 
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ SAMPLE_PROMPT_TOKENS = 16
 
 
 def runs(study: StudyConfig) -> Iterator[tuple[RunConfig, str]]:
-    """Every run of a study with its folder's name, in the order they are trained."""
+    """Yields every run of a study with the name of its folder, in the order of training."""
     for seed in study.study.seeds:
         for arm in study.arms:
             yield study.run(arm, seed), f"{arm}/seed-{seed}"
@@ -69,10 +69,11 @@ def compare(
     stop: Stop | None = None,
     world: World | None = None,
 ) -> bool:
-    """Trains what is missing; True if every run is done. A study may grow by arms and seeds, but
-    keeps its recipe. Where there are several ranks, all of them call it.
+    """Trains the runs that are missing. Returns True if every run is done. Arms and seeds may be
+    added to a study, but its recipe may not change. If there are several ranks, all of them call
+    it.
 
-    InputError if `out` holds a study of another recipe, or something else.
+    Raises InputError if `out` holds a study of another recipe, or other files.
     """
     text = tomli_w.dumps(_as_table(study))
     world = world or join(study.engine.device)
@@ -138,8 +139,8 @@ def _outcome(result: ResultRecord) -> str:
 
 
 def _time_left(spent: list[float], waiting: int) -> str:
-    """How long the runs that are still to be trained take, by the mean of those that are done;
-    nothing if there is none.
+    """Returns a text with the time that the remaining runs take, from the mean of the finished
+    ones, and no text if none is finished.
     """
     if not waiting or not spent:
         return ""
@@ -150,7 +151,7 @@ def _time_left(spent: list[float], waiting: int) -> str:
 
 
 def _check_models(study: StudyConfig, waiting: list[str], world: World) -> None:
-    """InputError, on every rank, where a run that is still to be trained has a code or a model that
+    """Raises InputError, on every rank, if a run that is not yet trained has a code or a model that
     cannot be built here.
     """
     for run in {run.arm: run for run, name in runs(study) if name in waiting}.values():
@@ -159,33 +160,34 @@ def _check_models(study: StudyConfig, waiting: list[str], world: World) -> None:
 
 
 class _Stopped(Exception):
-    """A stop was asked for in the midst of an evaluation."""
+    """The user requested a stop during an evaluation."""
 
 
 def _check_evaluation(study: StudyConfig) -> None:
-    """InputError where a suite is named that could not be scored."""
-    asked = study.evaluation
-    if not asked.suite:
+    """Raises InputError if the study names a suite that cannot be scored."""
+    evaluation = study.evaluation
+    if not evaluation.suite:
         return
     from tokencodes.evaluate.suites import benchmarks
     from tokencodes.evaluate.tasks import check_rows, lm_eval_folder
 
-    chosen = benchmarks(asked.suite)
+    chosen = benchmarks(evaluation.suite)
     lm_eval_folder()
-    check_rows(chosen, Path(asked.data) if asked.data else None)
-    if asked.context_length is not None and asked.context_length > study.model.context_length:
+    check_rows(chosen, Path(evaluation.data) if evaluation.data else None)
+    if (
+        evaluation.context_length is not None
+        and evaluation.context_length > study.model.context_length
+    ):
         raise InputError(
-            f"evaluation.context_length {asked.context_length}: the models read"
+            f"evaluation.context_length {evaluation.context_length}: the models read"
             f" {study.model.context_length} tokens at most"
         )
 
 
 def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
-    """InputError where the models could not read what a suite asks: a choice that is longer than
-    their context.
-    """
-    asked = study.evaluation
-    if not asked.suite:
+    """Raises InputError if a choice in the suite is longer than the context of the models."""
+    evaluation = study.evaluation
+    if not evaluation.suite:
         return
     from tokencodes.evaluate.evaluation import EvaluationSettings, audit
     from tokencodes.evaluate.suites import benchmarks
@@ -193,12 +195,14 @@ def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
 
     texts = open_texts(dataset.tokenizer.path)
     data, limit = (
-        (Path(asked.data) if asked.data else None),
-        asked.context_length or study.model.context_length,
+        (Path(evaluation.data) if evaluation.data else None),
+        evaluation.context_length or study.model.context_length,
     )
     try:
         audit(
-            EvaluationSettings(benchmarks(asked.suite), data, limit, texts.prefix, asked.documents),
+            EvaluationSettings(
+                benchmarks(evaluation.suite), data, limit, texts.prefix, evaluation.documents
+            ),
             texts,
         )
     except InputError as error:
@@ -206,8 +210,8 @@ def _check_requests(study: StudyConfig, dataset: Corpus) -> None:
 
 
 def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> bool:
-    """Scores every run on the suite but those that diverged; False if a stop was asked for: what is
-    scored by then is kept.
+    """Scores every run on the suite, except runs that diverged. Returns False if a stop was
+    requested; finished scores are kept.
     """
     from tokencodes.evaluate.evaluation import (
         EvaluationSettings,
@@ -219,7 +223,7 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
     from tokencodes.evaluate.subject import context_limit, open_evaluated
     from tokencodes.evaluate.suites import benchmarks
 
-    asked, chosen = study.evaluation, benchmarks(study.evaluation.suite)
+    evaluation, chosen = study.evaluation, benchmarks(study.evaluation.suite)
 
     def progress(done: int, of: int, rate: float, left: float) -> None:
         if stop.requested:
@@ -229,23 +233,23 @@ def _evaluate(study: StudyConfig, out: Path, observer: Observer, stop: Stop) -> 
         if _diverged(out / name):
             continue
         subject = open_evaluated(str(out / name / "model"), None, study.engine.device, "float32")
-        limit = context_limit(subject.model.config, asked.context_length)
-        asking = EvaluationSettings(
+        limit = context_limit(subject.model.config, evaluation.context_length)
+        settings = EvaluationSettings(
             chosen,
-            Path(asked.data) if asked.data else None,
+            Path(evaluation.data) if evaluation.data else None,
             limit,
             subject.texts.prefix,
-            asked.documents,
+            evaluation.documents,
         )
         place = out / name / "evaluation"
         kept = kept_evaluation(place)
-        if kept is not None and not same(kept.identity, identity(subject, asking)):
+        if kept is not None and not same(kept.identity, identity(subject, settings)):
             places = (place.with_name(f"evaluation-{number}") for number in count(1))
-            aside = next(one for one in places if not one.exists())
+            aside = next(path for path in places if not path.exists())
             observer.say(f"{place}: another evaluation, now {aside.name}")
             place.rename(aside)
         try:
-            evaluate(subject, asking, place, progress=progress, say=observer.say)
+            evaluate(subject, settings, place, progress=progress, say=observer.say)
         except _Stopped:
             return False
     return True
@@ -257,8 +261,8 @@ def _diverged(run_folder: Path) -> bool:
 
 
 def _describe(study: StudyConfig, out: Path, text: str, dataset: Corpus, held_out: HeldOut) -> None:
-    """Writes what the study is, and what its losses are compared with. All of it is computed before
-    anything is written, so that a configuration that cannot work does not claim the folder.
+    """Writes the description of the study and the baselines of its losses. It computes all of them
+    before it writes, so that an invalid configuration does not occupy the folder.
     """
     key = {"held_out_sha256": held_out.sha256, "dataset_fingerprint": dataset.fingerprint}
     facts, file = _facts(study, dataset), out / NGRAM_BASELINES
@@ -278,8 +282,8 @@ def _sample(run_folder: Path, held_out: HeldOut, seed: int) -> None:
 
 
 def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
-    """Text that a model goes on with after a held-out prompt: drawn at temperature 0.8 from the 50
-    likeliest.
+    """Returns the fields of sample.json: a held-out prompt and the text that a model generates
+    after it. Tokens are drawn at temperature 0.8 from the 50 most probable ones.
     """
     model = TokenCodeForCausalLM.from_pretrained(model_folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_folder, trust_remote_code=False)
@@ -304,13 +308,13 @@ def sample(model_folder: Path, prompt: list[int], seed: int) -> dict[str, Any]:
 
 
 def _as_table(study: StudyConfig) -> dict[str, Any]:
-    """A study as study.toml has it."""
+    """Returns a study in the form of study.toml."""
     return study.model_dump(mode="json", exclude_none=True)
 
 
 def check_folder(study: StudyConfig, out: Path) -> None:
-    """A folder belongs to one recipe for good; InputError if it holds a study of another, or
-    something else.
+    """Raises InputError if the folder holds a study of another recipe, or other files. A folder
+    keeps one recipe.
     """
     saved = out / STUDY
     if saved.is_file():
@@ -334,8 +338,8 @@ def check_folder(study: StudyConfig, out: Path) -> None:
 
 
 def check_study(study: StudyConfig, out: Path) -> None:
-    """What is checked of a study that is to be trained elsewhere: its folder, codes and models, its
-    text if that is here.
+    """Checks a study that will be trained on another machine: its folder, codes and models, and its
+    text if the text is here.
     """
     check_folder(study, out)
     for arm in study.arms:
@@ -344,7 +348,7 @@ def check_study(study: StudyConfig, out: Path) -> None:
 
 
 def _facts(study: StudyConfig, dataset: Corpus) -> dict[str, Any]:
-    """What the report needs beyond results: accounts of the arms and of the dataset."""
+    """Returns the facts of the arms and of the dataset that the report needs besides results."""
     sides = {
         side: {
             "documents": sum(shard.documents for shard in dataset.shards(side)),
@@ -363,13 +367,13 @@ def _facts(study: StudyConfig, dataset: Corpus) -> dict[str, Any]:
             "tokenizer_sha256": dataset.tokenizer_sha256,
             "vocab_size": dataset.vocab_size,
             "inputs": [
-                source.input.file for one in dataset.datasets for source in one.manifest.sources
+                source.input.file for part in dataset.datasets for source in part.manifest.sources
             ],
             "least_tokens": least + 1,
             "shares": (
                 [
-                    f"{quota} from {one.path}"
-                    for one, quota in zip(dataset.datasets, dataset.quotas, strict=True)
+                    f"{quota} from {part.path}"
+                    for part, quota in zip(dataset.datasets, dataset.quotas, strict=True)
                 ]
                 if isinstance(dataset, Mixture)
                 else []

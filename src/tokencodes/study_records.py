@@ -1,7 +1,7 @@
-"""The files of a study's folder as records: what the report, and a model card, read of them.
+"""Records of the files in a study's folder, as the report and the model card read them.
 
-Training writes these files and the report reads them, and neither may know the other, so the
-records stand here. Where a file has more than the report shows, the rest is not looked at.
+Training writes these files, and the report reads them. Neither imports the other, so the records
+are here. Fields that the report does not show are ignored.
 """
 
 from collections.abc import Iterable
@@ -31,13 +31,13 @@ Size = Annotated[int, Field(gt=0, lt=1 << 40)]
 
 
 class Shown(Known):
-    """A record of which the report shows some fields. A number is no text."""
+    """A record of which the report shows some fields. A number is not accepted as text."""
 
     model_config = ConfigDict(strict=True)
 
 
 class Body(Shown):
-    """The model of a study; `context_length` is T."""
+    """The model of a study. `context_length` is T."""
 
     num_hidden_layers: Size
     hidden_size: Size
@@ -48,14 +48,14 @@ class Body(Shown):
 
 
 class Batch(Shown):
-    """Windows of a step, and how they are drawn."""
+    """The number of windows in a step, and their sampling."""
 
     global_batch_size: Size
     sampling: Literal["paper", "token-uniform", "packed"]
 
 
 class Optimizer(Shown):
-    """AdamW and its schedule, in steps."""
+    """AdamW and its schedule. Lengths are in steps."""
 
     peak_lr: float
     min_lr: float
@@ -66,14 +66,14 @@ class Optimizer(Shown):
 
 
 class Arm(Shown):
-    """One interface, and what it changes in the recipe."""
+    """One interface, and its changes to the recipe."""
 
     interface: str
     overrides: dict[str, float | int] = Field(default_factory=dict)
 
 
 class Runs(Shown):
-    """Run seeds, the arm that the others are compared with, and further pairs of arms."""
+    """Seeds of the runs, the baseline arm, and further pairs of arms to compare."""
 
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
     baseline: str
@@ -93,7 +93,7 @@ class Study(Shown):
 
 
 class ArmFacts(Shown):
-    """What an arm has: entries, bytes, FLOPs per token. None: it changes in training."""
+    """Costs of an arm: entries, bytes, FLOPs per token. None: the value changes in training."""
 
     input_parameters: NonNegativeInt
     body_parameters: NonNegativeInt
@@ -115,7 +115,7 @@ class Side(Shown):
 
 
 class TrainSide(Side):
-    """The side that is trained on. eligible: its documents that are long enough for a window."""
+    """The training side. eligible: number of documents that are long enough for a window."""
 
     eligible: NonNegativeInt
 
@@ -134,15 +134,15 @@ class DatasetFacts(Shown):
 
 
 class Facts(Shown):
-    """dataset_facts.json: what the report needs beyond results."""
+    """dataset_facts.json: the facts that the report needs besides results."""
 
     costs: dict[str, ArmFacts]
     dataset: DatasetFacts
 
 
 class NgramBaselines(Shown):
-    """ngram_baselines.json: losses of n-gram models (nats per token), and on what text and windows
-    they are.
+    """ngram_baselines.json: losses of n-gram models (nats per token), and hashes of the text and
+    the dataset that they were computed on.
     """
 
     unigram: float
@@ -152,7 +152,7 @@ class NgramBaselines(Shown):
 
 
 class Sample(Shown):
-    """sample.json: text that a model wrote after a prompt."""
+    """sample.json: text that a model generated after a prompt."""
 
     prompt: str
     continuation: str
@@ -162,7 +162,7 @@ class Sample(Shown):
 
 
 class MetricsLine(Shown):
-    """A line of metrics.jsonl. Held-out losses have tokens and a loss, in nats per token."""
+    """A line of metrics.jsonl. A held-out line has tokens and a loss, in nats per token."""
 
     kind: Literal["start", "step", "heldout", "scales"]
     step: NonNegativeInt
@@ -177,15 +177,15 @@ class MetricsLine(Shown):
 
 
 class HeldOut(Shown):
-    """A held-out loss (nats per token) after so many tokens."""
+    """A held-out loss (nats per token) and the number of tokens before it."""
 
     tokens: NonNegativeInt
     loss: float
 
 
 def read_facts(path: Path, arms: Iterable[str]) -> Facts:
-    """dataset_facts.json. InputError names the file and its first wrong field, or the arm that it
-    does not know.
+    """Returns dataset_facts.json. Raises InputError, which names the file and its first wrong
+    field, or an arm that it does not have.
     """
     facts = read_record(path, Facts, COMPARE_AGAIN)
     for arm in arms:
@@ -195,15 +195,16 @@ def read_facts(path: Path, arms: Iterable[str]) -> Facts:
 
 
 def read_study(path: Path) -> Study:
-    """study.toml. InputError names the file and its first wrong field."""
+    """Returns study.toml. Raises InputError, which names the file and its first wrong field."""
     return checked(read_toml(path), Study, str(path), NEW_COPY)
 
 
 def read_held_out(path: Path) -> list[HeldOut]:
-    """The held-out losses in metrics.jsonl.
-    InputError names the line that is none of its records."""
-    found = []
+    """Returns the held-out losses in metrics.jsonl. Raises InputError, which names the line that is
+    not a valid record.
+    """
+    losses = []
     for line in checked_lines(read_json_lines(path), MetricsLine, path, TRAIN_AGAIN):
         if line.loss is not None and line.kind == "heldout":
-            found.append(HeldOut(tokens=line.tokens, loss=line.loss))
-    return found
+            losses.append(HeldOut(tokens=line.tokens, loss=line.loss))
+    return losses

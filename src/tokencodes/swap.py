@@ -1,9 +1,9 @@
-"""A fixed input interface in a model of one's own: `swap_input(model, spec)`, and models that share
-one declared interface.
+"""A fixed input interface in any model: `swap_input(model, spec)`. Several models can share one
+declared interface.
 
-For any causal language model of transformers, and for a plain torch module with one embedding. The
-body is not touched; a head that was tied to the table is given a copy of it, and this is said. A
-model's own scaling (Gemma's sqrt(d)) stays.
+It works for causal language models of transformers, and for a plain torch module with one
+embedding. The body is not changed. A head that was tied to the table gets a copy of it, with a
+warning. A model's own scaling (Gemma's sqrt(d)) stays.
 """
 
 import warnings
@@ -35,8 +35,9 @@ WEIGHTS = "model.safetensors"
 
 
 class ScaledInput(nn.Module):
-    """An interface whose model multiplies its embeddings by a constant inside the embedding
-    module."""
+    """An interface for a model that multiplies its embeddings by a constant inside the embedding
+    module.
+    """
 
     def __init__(self, interface: InputInterface, scale: float) -> None:
         super().__init__()
@@ -51,11 +52,12 @@ class ScaledInput(nn.Module):
 def swap_input(
     model: nn.Module, spec: str, module: str | None = None, given: Given | None = None
 ) -> nn.Module:
-    """Replaces a model's token embedding, in place, by the interface of a spec; returns the model.
+    """Replaces the token embedding of a model, in place, by the interface of a spec. Returns the
+    model.
 
     module: the dotted name of the embedding, for a torch module with several. given: arrays that
-    the spec names by hash. Warns if a tied head was untied. InputError: no embedding, or several; a
-    spec that does not fit its V×d.
+    the spec names by hash. Warns if a tied head was untied. Raises InputError if there is no
+    embedding, if there are several, or if the spec does not fit V×d.
     """
     name, table = _find_embedding(model, module)
     interface = build_interface(
@@ -63,7 +65,9 @@ def swap_input(
     )
     _untie(model, name, table.weight)
     interface = interface.to(device=table.weight.device, dtype=table.weight.dtype)
-    scale = getattr(table, "scalar_embed_scale", None)  # transformers' name for it, in every Gemma
+    scale = getattr(
+        table, "scalar_embed_scale", None
+    )  # the attribute's name in transformers, for every Gemma
     model.set_submodule(name, interface if scale is None else ScaledInput(interface, float(scale)))
     if isinstance(model, PreTrainedModel):
         model.config.tokencodes_interface = str(interface.spec)
@@ -75,32 +79,32 @@ def swap_input(
 
 
 def _with_its_own_head(model: PreTrainedModel, method: str, *args: Any, **kwargs: Any) -> Any:
-    """What `tie_weights` and `save_pretrained` of a swapped model are. InputError where the head
-    was tied after the swap.
+    """Replaces `tie_weights` and `save_pretrained` of a swapped model. Raises InputError if the
+    head was tied after the swap.
     """
     refuse_tied_head(model)
     return getattr(type(model), method)(model, *args, **kwargs)
 
 
 def interface_of(model: nn.Module) -> InputInterface:
-    """The one interface in a model; InputError if it has none, or several."""
-    found = [part for part in model.modules() if isinstance(part, InputInterface)]
-    if len(found) != 1:
+    """Returns the interface in a model. Raises InputError if the model has none, or several."""
+    interfaces = [part for part in model.modules() if isinstance(part, InputInterface)]
+    if len(interfaces) != 1:
         raise InputError(
-            f"{type(model).__name__}: {len(found)} input interfaces, not one; make one by"
+            f"{type(model).__name__}: {len(interfaces)} input interfaces, not one; make one by"
             " swap_input(model, spec)"
         )
-    return found[0]
+    return interfaces[0]
 
 
 def save_swapped(model: PreTrainedModel, folder: Path | str) -> None:
-    """Saves a swapped model of transformers: config.json, and every tensor under the model's own
-    names in model.safetensors.
+    """Saves a swapped model of transformers: config.json, and every tensor in model.safetensors
+    under the model's own names.
 
-    InputError, and nothing is written: the model has no interface, or its head was tied to the
-    input.
+    Raises InputError, and writes nothing, if the model has no interface, or if its head was tied to
+    the input.
     """
-    interface_of(model)  # or there is nothing that `load_swapped` could check
+    interface_of(model)  # raises InputError if there is no interface for `load_swapped` to check
     refuse_tied_head(model)
     Path(folder).mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
@@ -108,11 +112,11 @@ def save_swapped(model: PreTrainedModel, folder: Path | str) -> None:
 
 
 def load_swapped(folder: Path | str) -> PreTrainedModel:
-    """A swapped model that `save_swapped` saved; every tensor and the code are checked. No code out
-    of the folder is run.
+    """Returns a swapped model that `save_swapped` saved. It checks every tensor and the code, and
+    it runs no program code from the folder.
 
-    InputError: no folder of a swapped model, or one of its files is missing, damaged or of another
-    model.
+    Raises InputError if the folder holds no swapped model, or if a file is missing, damaged or of
+    another model.
     """
     with loading(folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -171,7 +175,7 @@ def _find_embedding(model: nn.Module, module: str | None) -> tuple[str, nn.Embed
 
 
 def _untie(model: nn.Module, name: str, weight: nn.Parameter) -> None:
-    """Gives every other holder of the table's parameter a copy of its own."""
+    """Gives every other module that uses the table's parameter a copy of it."""
     tied = [
         (part_name, part, key)
         for part_name, part in model.named_modules(remove_duplicate=False)
@@ -194,8 +198,8 @@ def _untie(model: nn.Module, name: str, weight: nn.Parameter) -> None:
 
 
 class Boundary(Record):
-    """A declared input interface, as a file that two models can share: what is behind it may be
-    replaced.
+    """A declared input interface, as a file that two models can share. The body after the interface
+    may be replaced.
     """
 
     interface: str
@@ -207,13 +211,13 @@ class Boundary(Record):
     version: int = BOUNDARY_VERSION
 
     def write(self, path: Path) -> None:
-        """Saves it as JSON, whole or not at all."""
+        """Saves the boundary as JSON, whole or not at all."""
         write_json(path, self.model_dump())
 
     @staticmethod
     def read(path: Path) -> "Boundary":
-        """Reads one; InputError for a damaged file, one of a newer version, or hashes that are not
-        those of its spec.
+        """Returns the boundary of a file. Raises InputError if the file is damaged, of a newer
+        version, or has hashes that do not match its spec.
         """
         value = read_json_object(path)
         if value.get("version") != BOUNDARY_VERSION:
@@ -233,7 +237,7 @@ class Boundary(Record):
 
 
 def boundary_of(model: nn.Module, tokenizer_sha256: str | None = None) -> Boundary:
-    """The boundary that a model's interface declares."""
+    """Returns the boundary that a model's interface declares."""
     interface = interface_of(model)
     return Boundary(
         interface=str(interface.spec),
@@ -246,20 +250,20 @@ def boundary_of(model: nn.Module, tokenizer_sha256: str | None = None) -> Bounda
 
 
 def mount(body: nn.Module, boundary: Boundary, tokenizer_sha256: str | None = None) -> nn.Module:
-    """Puts a body behind a declared interface: one that has an interface must have this very one,
-    another gets it.
+    """Connects a body to a declared interface. A body that has an interface must have exactly this
+    one. A body without one gets it.
 
-    Returns the body. InputError names the first fact in which the two differ.
+    Returns the body. Raises InputError, which names the first fact in which the two differ.
     """
     if not any(isinstance(part, InputInterface) for part in body.modules()):
         swap_input(body, boundary.interface)
     here = boundary_of(body, tokenizer_sha256 or boundary.tokenizer_sha256)
     interface_of(body).check()
     for key, wanted in boundary.model_dump().items():
-        found = getattr(here, key)
-        if found != wanted:
+        actual = getattr(here, key)
+        if actual != wanted:
             raise InputError(
-                f"this body stands behind another interface: its {key} is {found!r}, declared is"
+                f"this body stands behind another interface: its {key} is {actual!r}, declared is"
                 f" {wanted!r}"
             )
     return body

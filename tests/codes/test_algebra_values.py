@@ -11,8 +11,8 @@ from tokencodes.philox import key, philox
 def test_a_product_is_taken_modulo_two():
     left = np.array([[1, 1, 1], [1, 0, 1]], dtype=np.uint8)
     right = np.array([[1, 1], [1, 0], [1, 1]], dtype=np.uint8)
-    found = gf2.multiply(left, right)
-    assert found.tolist() == [[1, 0], [0, 0]] and found.dtype == np.uint8
+    product = gf2.multiply(left, right)
+    assert product.tolist() == [[1, 0], [0, 0]] and product.dtype == np.uint8
     wide = np.ones((1, 300), dtype=np.uint8)  # more than a byte counts to
     assert gf2.multiply(wide, wide.T).tolist() == [[0]] and gf2.multiply(
         wide[:, :299], wide.T[:299]
@@ -77,13 +77,13 @@ def test_the_first_candidate_that_meets_the_conditions_is_drawn(size, seed, weig
 
 def test_a_least_weight_may_be_met_exactly():
     weights = [gf2.draw_matrix(8, seed, 3) for seed in range(12)]
-    assert min(min(one.sum(0).min(), one.sum(1).min()) for one in weights) == 3
+    assert min(min(matrix.sum(0).min(), matrix.sum(1).min()) for matrix in weights) == 3
 
 
 @pytest.mark.parametrize("size", [64, 65, 256, 257])
 def test_wide_rows_take_their_bits_from_the_words_in_order(size):
-    found = gf2._candidate(size, 7, 3)
-    assert np.array_equal(found, candidate(size, 7, 3)) and found.dtype == np.uint8
+    matrix = gf2._candidate(size, 7, 3)
+    assert np.array_equal(matrix, candidate(size, 7, 3)) and matrix.dtype == np.uint8
 
 
 def test_ten_thousand_candidates_are_tried(monkeypatch):

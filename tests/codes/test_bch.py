@@ -9,8 +9,8 @@ from tokencodes.codes import InterfaceSpec, bch, build_codebook, minimal_width
 def test_generators_are_the_published_ones():
     # Lin and Costello, table of primitive BCH codes: (15,7,5) 721, (31,16,7) 107657 in octal.
     assert bch.best_code(7, 15).generator == 0o721
-    found = bch.best_code(16, 31)
-    assert (found.generator, found.distance, found.extended) == (0o107657, 7, False)
+    code = bch.best_code(16, 31)
+    assert (code.generator, code.distance, code.extended) == (0o107657, 7, False)
     assert bch.best_code(16, 32).distance == 8
 
 

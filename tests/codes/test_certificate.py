@@ -40,30 +40,32 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 def test_every_fact_is_the_brute_force_one(spec, vocab):
     parsed, hidden = InterfaceSpec.parse(spec), 300
     book = build_codebook(parsed, vocab)
-    found = certify_code(book, hidden)
+    certificate = certify_code(book, hidden)
     z = book.coordinates(hidden).astype(np.float64)
     x = z @ lift.matrix(parsed.lift, book.width, hidden, parsed.lift_seed).T
     near = book.words_VK.astype(np.float64) if parsed.binary_valued else z
     squared = ((near[:, None] - near[None]) ** 2).sum(-1)
     pairs = squared[np.triu_indices(vocab, 1)]
     least = pairs.min() if parsed.binary_valued else np.sqrt(pairs.min())
-    assert found.minimum_distance == pytest.approx(least, rel=1e-6)
-    assert found.mean_squared_distance == pytest.approx(pairs.mean(), rel=1e-6)
+    assert certificate.minimum_distance == pytest.approx(least, rel=1e-6)
+    assert certificate.mean_squared_distance == pytest.approx(pairs.mean(), rel=1e-6)
     norms = (x**2).sum(1)
-    assert found.squared_norm_mean == pytest.approx(norms.mean(), rel=1e-5)
-    assert found.squared_norm_max == pytest.approx(norms.max(), rel=1e-5)
-    assert found.mean_vector_squared_norm == pytest.approx(
+    assert certificate.squared_norm_mean == pytest.approx(norms.mean(), rel=1e-5)
+    assert certificate.squared_norm_max == pytest.approx(norms.max(), rel=1e-5)
+    assert certificate.mean_vector_squared_norm == pytest.approx(
         (x.mean(0) ** 2).sum(), rel=1e-4, abs=1e-9
     )
     singular = np.zeros(book.width)
-    some = np.linalg.svd(x, compute_uv=False)[: book.width]
-    singular[: len(some)] = some
-    assert found.singular_values == pytest.approx(tuple(singular), rel=1e-3, abs=1e-3 * singular[0])
-    assert found.rank_real == np.linalg.matrix_rank(x, rtol=1e-6)
+    largest = np.linalg.svd(x, compute_uv=False)[: book.width]
+    singular[: len(largest)] = largest
+    assert certificate.singular_values == pytest.approx(
+        tuple(singular), rel=1e-3, abs=1e-3 * singular[0]
+    )
+    assert certificate.rank_real == np.linalg.matrix_rank(x, rtol=1e-6)
     rounded = to_bfloat16(np.ascontiguousarray(x.astype(np.float32)))
-    assert found.injective_bfloat16 == (len(np.unique(rounded, axis=0)) == vocab)
+    assert certificate.injective_bfloat16 == (len(np.unique(rounded, axis=0)) == vocab)
     with np.errstate(over="ignore"):
-        assert found.injective_float16 == (
+        assert certificate.injective_float16 == (
             len(np.unique(x.astype(np.float32).astype(np.float16), axis=0)) == vocab
         )
 
@@ -97,10 +99,10 @@ def test_a_collision_is_an_error_that_names_the_tokens():
 
 @pytest.mark.parametrize("spec", ["binary", "gf2"])
 def test_the_papers_shape_has_the_golden_certificate(spec):
-    found = certify_code(build_codebook(InterfaceSpec.parse(spec), 49152), 2048)
-    told = json.loads((GOLDEN / f"certificate-{spec}.json").read_text())
-    for key, value in told.items():
-        here = getattr(found, key)
+    certificate = certify_code(build_codebook(InterfaceSpec.parse(spec), 49152), 2048)
+    expected = json.loads((GOLDEN / f"certificate-{spec}.json").read_text())
+    for key, value in expected.items():
+        here = getattr(certificate, key)
         if isinstance(value, list):
             assert here == pytest.approx(tuple(value), rel=1e-9), key
         else:
@@ -134,11 +136,11 @@ def test_the_leak_is_in_the_order_not_in_the_words():
 
 def test_token_properties_read_bytes():
     tokens = [b"", b" The", b"the", b"12", b" a", "É".encode()]
-    found = token_properties(tokens, np.array([9, 5, 4, 1, 0, 0]))
-    assert found["leading space"].tolist() == [False, True, False, False, True, False]
-    assert found["begins with a capital"].tolist() == [False, True, False, False, False, False]
-    assert found["contains a digit"].tolist() == [False, False, False, True, False, False]
-    assert found["more frequent than the median"].tolist() == [
+    properties = token_properties(tokens, np.array([9, 5, 4, 1, 0, 0]))
+    assert properties["leading space"].tolist() == [False, True, False, False, True, False]
+    assert properties["begins with a capital"].tolist() == [False, True, False, False, False, False]
+    assert properties["contains a digit"].tolist() == [False, False, False, True, False, False]
+    assert properties["more frequent than the median"].tolist() == [
         True,
         True,
         True,

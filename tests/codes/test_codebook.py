@@ -79,10 +79,10 @@ def test_every_token_has_a_code_of_its_own_and_token_0_the_zero_code(spec, vocab
 def test_every_code_is_injective_at_odd_vocabularies(spec, ids, vocab):
     if spec.startswith("gf2") and vocab < 256:
         spec = "gf2:width=8"  # a matrix of weight 4 needs room
-    told = spec if "ids=" in spec else f"{spec}{',' if ':' in spec else ':'}ids={ids}"
-    found = build_codebook(InterfaceSpec.parse(told), vocab)
-    assert found.words_VK.shape == (vocab, InterfaceSpec.parse(told).code_width(vocab))
-    assert found.collisions() == []
+    text = spec if "ids=" in spec else f"{spec}{',' if ':' in spec else ':'}ids={ids}"
+    book = build_codebook(InterfaceSpec.parse(text), vocab)
+    assert book.words_VK.shape == (vocab, InterfaceSpec.parse(text).code_width(vocab))
+    assert book.collisions() == []
 
 
 def test_gray_neighbours_differ_in_one_bit():
@@ -265,9 +265,9 @@ def test_a_matrix_from_a_file_is_used_with_its_offset(tmp_path):
     np.savetxt(tmp_path / "m.txt", np.vstack([drawn, np.ones(9)]), fmt="%d")
     given = read_matrix(tmp_path / "m.txt")
     spec = InterfaceSpec("gf2", matrix=matrix_hash(given))
-    found = build_codebook(spec, 320, given).words_VK
+    recoded = build_codebook(spec, 320, given).words_VK
     assert np.array_equal(
-        found, build_codebook(InterfaceSpec.parse("gf2:seed=7"), 320).words_VK ^ 1
+        recoded, build_codebook(InterfaceSpec.parse("gf2:seed=7"), 320).words_VK ^ 1
     )
     with pytest.raises(InputError, match=r"9x9, but the code width is 10; say width=9"):
         build_codebook(InterfaceSpec("gf2", matrix=matrix_hash(given), width=10), 320, given)

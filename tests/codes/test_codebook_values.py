@@ -66,9 +66,9 @@ def test_coordinates_norms_and_products_are_those_of_the_shown_words(text, rows,
     monkeypatch.setattr(codebook, "BLOCK_ROWS", rows)
     codes = book(text)
     z = shown_by_hand(codes)
-    found = codes.coordinates(HIDDEN)
-    np.testing.assert_allclose(found, z, rtol=1e-5, atol=1e-6)
-    assert found.dtype == np.float32
+    coordinates = codes.coordinates(HIDDEN)
+    np.testing.assert_allclose(coordinates, z, rtol=1e-5, atol=1e-6)
+    assert coordinates.dtype == np.float32
     blocks = [*codes.blocks(HIDDEN)]
     assert len(blocks) == -(-VOCAB // rows) and blocks[0].dtype == np.float64
     np.testing.assert_allclose(np.concatenate(blocks), z, rtol=1e-5, atol=1e-6)
@@ -78,7 +78,7 @@ def test_coordinates_norms_and_products_are_those_of_the_shown_words(text, rows,
     assert codes.rank(HIDDEN) == np.linalg.matrix_rank(x, rtol=1e-5)
     levels = codes.levels(HIDDEN)
     if codes.spec.binary_valued and (codes.spec.center or codes.spec.scale != 1):
-        assert np.array_equal(np.where(codes.words_VK == 1, levels[1], levels[0]), found)
+        assert np.array_equal(np.where(codes.words_VK == 1, levels[1], levels[0]), coordinates)
     else:
         assert levels is None
 
@@ -128,23 +128,23 @@ def test_words_of_no_coordinate_are_all_equal():
 def test_a_formula_is_computed_a_block_of_rows_at_a_time(monkeypatch):
     monkeypatch.setattr(codebook, "BLOCK_ROWS", 3)
     sizes = []
-    found = by_rows(
+    rows = by_rows(
         lambda n: sizes.append(len(n)) or (n[:, None] >> np.arange(4) & 1), np.arange(8), 4
     )
-    assert sizes == [3, 3, 2] and found.dtype == np.uint8
-    assert found.tolist() == [[number >> bit & 1 for bit in range(4)] for number in range(8)]
+    assert sizes == [3, 3, 2] and rows.dtype == np.uint8
+    assert rows.tolist() == [[number >> bit & 1 for bit in range(4)] for number in range(8)]
 
 
 def test_a_matrix_is_read_from_numpys_files_and_from_text(tmp_path):
     matrix, offset = np.array([[1, 1], [0, 1]]), np.array([0, 1])
     np.save(tmp_path / "m.npy", np.vstack([matrix, offset]))
     np.savetxt(tmp_path / "m.txt", matrix, fmt="%d")
-    found, plain = read_matrix(tmp_path / "m.npy"), read_matrix(tmp_path / "m.txt")
-    assert (found["matrix"].tolist(), found["offset"].tolist()) == ([[1, 1], [0, 1]], [0, 1])
+    stored, plain = read_matrix(tmp_path / "m.npy"), read_matrix(tmp_path / "m.txt")
+    assert (stored["matrix"].tolist(), stored["offset"].tolist()) == ([[1, 1], [0, 1]], [0, 1])
     assert (plain["matrix"].tolist(), plain["offset"].tolist()) == ([[1, 1], [0, 1]], [0, 0])
-    assert {value.dtype.name for given in (found, plain) for value in given.values()} == {"uint8"}
+    assert {value.dtype.name for given in (stored, plain) for value in given.values()} == {"uint8"}
     expected = hashlib.sha256(bytes([1, 1, 0, 1]) + bytes([0, 1])).hexdigest()
-    assert matrix_hash(found) == f"sha256-{expected[:16]}" != matrix_hash(plain)
+    assert matrix_hash(stored) == f"sha256-{expected[:16]}" != matrix_hash(plain)
     np.savetxt(tmp_path / "one.txt", np.array([[1]]), fmt="%d")
     assert read_matrix(tmp_path / "one.txt")["matrix"].tolist() == [[1]]
 
@@ -172,10 +172,10 @@ def test_a_table_that_is_no_invertible_matrix_is_refused(table, said, tmp_path):
 def test_a_matrix_must_be_the_one_that_the_spec_names():
     given = {"matrix": gf2.draw_matrix(9, 7, 4), "offset": np.zeros(9, dtype=np.uint8)}
     named = InterfaceSpec("gf2", matrix=matrix_hash(given))
-    found = build_codebook(named, 320, given)
+    codes = build_codebook(named, 320, given)
     assert np.array_equal(
-        found.words_VK, book("gf2:seed=7", 320).words_VK
-    ) and found.arrays.keys() == {"matrix", "offset"}
+        codes.words_VK, book("gf2:seed=7", 320).words_VK
+    ) and codes.arrays.keys() == {"matrix", "offset"}
     with pytest.raises(InputError, match=r"matrix: its hash is .*, the spec says sha256-0"):
         build_codebook(InterfaceSpec("gf2", matrix="sha256-0"), 320, given)
     with pytest.raises(InputError, match="its matrix comes with a model or a dataset"):
@@ -302,46 +302,64 @@ def test_a_single_token_is_infinitely_far_from_all_others():
 )
 def test_every_number_of_a_certificate(text):
     codes = book(text)
-    found = certify_code(codes, HIDDEN)
+    certificate = certify_code(codes, HIDDEN)
     x = shown_by_hand(codes) @ lift.matrix("tile", codes.width, HIDDEN).T
     norms = (x**2).sum(1)
-    assert (found.spec, found.vocab_size, found.hidden_size, found.code_width) == (
+    assert (
+        certificate.spec,
+        certificate.vocab_size,
+        certificate.hidden_size,
+        certificate.code_width,
+    ) == (
         text,
         VOCAB,
         HIDDEN,
         codes.width,
     )
     assert (
-        found.spec_sha256 == codes.spec.sha256(VOCAB, HIDDEN)
-        and found.codebook_sha256 == codes.sha256
+        certificate.spec_sha256 == codes.spec.sha256(VOCAB, HIDDEN)
+        and certificate.codebook_sha256 == codes.sha256
     )
-    assert (found.injective, found.injective_bfloat16, found.injective_float16) == (
+    assert (
+        certificate.injective,
+        certificate.injective_bfloat16,
+        certificate.injective_float16,
+    ) == (
         True,
         True,
         True,
     )
-    assert found.squared_norm_mean == pytest.approx(norms.mean(), rel=1e-6)
-    assert found.squared_norm_std == pytest.approx(norms.std(), rel=1e-5, abs=1e-9)
-    assert found.squared_norm_min == pytest.approx(norms.min(), rel=1e-6)
-    assert found.squared_norm_median == pytest.approx(np.median(norms), rel=1e-6)
-    assert found.squared_norm_max == pytest.approx(norms.max(), rel=1e-6)
-    assert found.mean_vector_squared_norm == pytest.approx((x.mean(0) ** 2).sum(), rel=1e-6)
+    assert certificate.squared_norm_mean == pytest.approx(norms.mean(), rel=1e-6)
+    assert certificate.squared_norm_std == pytest.approx(norms.std(), rel=1e-5, abs=1e-9)
+    assert certificate.squared_norm_min == pytest.approx(norms.min(), rel=1e-6)
+    assert certificate.squared_norm_median == pytest.approx(np.median(norms), rel=1e-6)
+    assert certificate.squared_norm_max == pytest.approx(norms.max(), rel=1e-6)
+    assert certificate.mean_vector_squared_norm == pytest.approx((x.mean(0) ** 2).sum(), rel=1e-6)
     singular = np.linalg.svd(x, compute_uv=False)[: codes.width]
-    assert found.singular_values == pytest.approx(tuple(singular), rel=1e-5, abs=1e-5)
-    assert found.rank_real == np.linalg.matrix_rank(x) and len(found.singular_values) == codes.width
+    assert certificate.singular_values == pytest.approx(tuple(singular), rel=1e-5, abs=1e-5)
+    assert (
+        certificate.rank_real == np.linalg.matrix_rank(x)
+        and len(certificate.singular_values) == codes.width
+    )
     if codes.spec.binary_valued:
-        assert found.bit_balance == pytest.approx(tuple(codes.words_VK.mean(0)))
-        assert (found.unused_words, found.rank_gf2) == (
+        assert certificate.bit_balance == pytest.approx(tuple(codes.words_VK.mean(0)))
+        assert (certificate.unused_words, certificate.rank_gf2) == (
             2**codes.width - VOCAB,
             gf2.rank(codes.words_VK),
         )
     else:
-        assert (found.bit_balance, found.unused_words, found.rank_gf2) == (None, None, None)
+        assert (certificate.bit_balance, certificate.unused_words, certificate.rank_gf2) == (
+            None,
+            None,
+            None,
+        )
 
 
 def test_the_rank_over_the_reals_may_be_above_that_over_two_elements():
-    found = certify_code(made([[0, 0, 0], [1, 1, 0], [0, 1, 1], [1, 0, 1]], "random:width=3"), 6)
-    assert (found.rank_gf2, found.rank_real) == (2, 3)
+    certificate = certify_code(
+        made([[0, 0, 0], [1, 1, 0], [0, 1, 1], [1, 0, 1]], "random:width=3"), 6
+    )
+    assert (certificate.rank_gf2, certificate.rank_real) == (2, 3)
     flat = certify_code(made([[0, 0, 0], [1, 1, 0], [0, 0, 1]], "random:width=3"), 6)
     assert flat.rank_real == 2 and flat.singular_values[2] == pytest.approx(0.0, abs=1e-6)
 
@@ -382,8 +400,8 @@ def test_float16_by_hand():
     ],
 )
 def test_whether_rounding_keeps_tokens_apart(text, bfloat16, float16):
-    found = certify_code(book(text), HIDDEN)
-    assert (found.injective_bfloat16, found.injective_float16) == (bfloat16, float16)
+    certificate = certify_code(book(text), HIDDEN)
+    assert (certificate.injective_bfloat16, certificate.injective_float16) == (bfloat16, float16)
 
 
 def test_a_bit_whose_two_levels_round_alike_is_lost():
@@ -436,16 +454,18 @@ def test_a_probe_is_ridge_regression_over_five_folds(share):
 def test_a_leak_has_its_control_with_permuted_ids_and_its_majority():
     codes = book("binary", 200)
     labels = {"early": np.arange(200) < 60, "late": np.arange(200) >= 100}
-    found = leak.order_leak(codes, labels, 16)
+    leaks = leak.order_leak(codes, labels, 16)
     z = codes.coordinates(16).astype(np.float64)
     control = z[[0, *(1 + philox.permutation(1, "control", 199))]]
-    assert [one.name for one in found] == ["early", "late"] and [one.tokens for one in found] == [
+    assert [result.name for result in leaks] == ["early", "late"] and [
+        result.tokens for result in leaks
+    ] == [
         200,
         200,
     ]
-    assert [one.majority for one in found] == pytest.approx([0.7, 0.5])
-    for one, label in zip(found, labels.values(), strict=True):
-        assert one.accuracy == ridge_accuracy(z, label) and one.control == ridge_accuracy(
+    assert [result.majority for result in leaks] == pytest.approx([0.7, 0.5])
+    for result, label in zip(leaks, labels.values(), strict=True):
+        assert result.accuracy == ridge_accuracy(z, label) and result.control == ridge_accuracy(
             control, label
         )
 
@@ -457,14 +477,14 @@ def test_a_property_is_judged_if_twenty_tokens_have_it_and_twenty_lack_it(have, 
 
 def test_properties_at_their_borders():
     tokens = [b"/", b"0", b"9", b":", b"a1b", b"  Ab", b"A", b"a", b"ab", b"\xc3\x89a"]
-    found = leak.token_properties(tokens, None)
-    assert [*found] == [
+    properties = leak.token_properties(tokens, None)
+    assert [*properties] == [
         "longer than the median",
         "begins with a capital",
         "leading space",
         "contains a digit",
     ]
-    assert found["contains a digit"].tolist() == [
+    assert properties["contains a digit"].tolist() == [
         False,
         True,
         True,
@@ -476,9 +496,9 @@ def test_properties_at_their_borders():
         False,
         False,
     ]
-    assert found["begins with a capital"].tolist() == [False] * 5 + [True, True] + [False] * 3
-    assert found["leading space"].tolist() == [False] * 5 + [True] + [False] * 4
-    assert found["longer than the median"].tolist() == [False] * 4 + [
+    assert properties["begins with a capital"].tolist() == [False] * 5 + [True, True] + [False] * 3
+    assert properties["leading space"].tolist() == [False] * 5 + [True] + [False] * 4
+    assert properties["longer than the median"].tolist() == [False] * 4 + [
         True,
         True,
         False,

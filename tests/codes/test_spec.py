@@ -46,10 +46,10 @@ def test_a_spec_has_one_canonical_form(text, canonical):
     st.sampled_from(["tile", "interleave"]),
 )
 def test_every_product_of_keys_survives_the_round_trip(words, ids, seed, values, lift):
-    told = f"{words}:ids={ids},values={values},lift={lift}" + (
+    text = f"{words}:ids={ids},values={values},lift={lift}" + (
         f",ids_seed={seed}" if ids == "permuted" else ""
     )
-    spec = InterfaceSpec.parse(told)
+    spec = InterfaceSpec.parse(text)
     again = InterfaceSpec.parse(str(spec))
     assert again == spec
     assert again.sha256(3072, 192) == spec.sha256(3072, 192)

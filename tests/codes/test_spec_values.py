@@ -197,9 +197,9 @@ def test_a_canonical_form_is_written_as_it_was_read(text):
     assert InterfaceSpec.parse(f"{text.replace(',', ' , ')} ,") == InterfaceSpec.parse(text)
 
 
-def hashed(**told):
+def hashed(**content):
     return hashlib.sha256(
-        json.dumps({"version": 1, **told}, sort_keys=True, separators=(",", ":")).encode()
+        json.dumps({"version": 1, **content}, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
 
 

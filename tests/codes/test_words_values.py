@@ -41,25 +41,25 @@ def test_parities_count_the_bits_that_number_and_mask_have_in_common():
     ],
 )
 def test_the_masks_of_linear_words(spec, expected):
-    found = words.linear_masks(InterfaceSpec.parse(spec), 13, {})
-    assert found.tolist() == expected and found.dtype == np.int64
+    masks = words.linear_masks(InterfaceSpec.parse(spec), 13, {})
+    assert masks.tolist() == expected and masks.dtype == np.int64
 
 
 def test_gf2_masks_are_the_rows_of_the_matrix():
     spec = InterfaceSpec.parse("gf2:width=8,seed=3")
     arrays = words.gf2_arrays(spec, 8)
     assert np.array_equal(arrays["matrix"], gf2.draw_matrix(8, 3, 4)) and not arrays["offset"].any()
-    found = words.linear_masks(spec, 13, arrays)  # a number has 4 bits
-    assert found.tolist() == [
+    masks = words.linear_masks(spec, 13, arrays)  # a number has 4 bits
+    assert masks.tolist() == [
         sum(int(bit) << place for place, bit in enumerate(row[:4])) for row in arrays["matrix"]
     ]
 
 
 def test_an_affine_offset_is_the_top_bit_of_each_drawn_word():
-    found = words.gf2_arrays(InterfaceSpec.parse("gf2:width=8,seed=3,affine=true,min_weight=2"), 8)
-    assert found["offset"].tolist() == [int(word) >> 63 for word in philox.stream(3, "gf2-off", 8)]
-    assert found["offset"].dtype == np.uint8 and np.array_equal(
-        found["matrix"], gf2.draw_matrix(8, 3, 2)
+    arrays = words.gf2_arrays(InterfaceSpec.parse("gf2:width=8,seed=3,affine=true,min_weight=2"), 8)
+    assert arrays["offset"].tolist() == [int(word) >> 63 for word in philox.stream(3, "gf2-off", 8)]
+    assert arrays["offset"].dtype == np.uint8 and np.array_equal(
+        arrays["matrix"], gf2.draw_matrix(8, 3, 2)
     )
     plain, affine = (
         book("gf2:width=8,min_weight=2", 20),
@@ -77,7 +77,7 @@ def test_gray_words_are_those_of_n_xor_half_n():
 
 @pytest.mark.parametrize("width", [5, 62, 63, 124, 125, 150])
 def test_random_words_are_a_permutation_then_hashes_of_the_number(width):
-    found = book(f"random:width={width},seed=4", 20).words_VK
+    drawn_words = book(f"random:width={width},seed=4", 20).words_VK
     permutation, blocks = words.random_keys(width, 4)
     assert len(blocks) == -(-width // 62) - 1
     drawn = philox.stream(4, "randbits", 2 * len(blocks)) >> np.uint64(2)
@@ -90,20 +90,24 @@ def test_random_words_are_a_permutation_then_hashes_of_the_number(width):
     expected = [
         [bit for part in parts for bit in bits_of(int(part[n]), 62)][:width] for n in range(20)
     ]
-    assert found.tolist() == expected and not found[0].any() and found[1:].any(0).all()
+    assert (
+        drawn_words.tolist() == expected
+        and not drawn_words[0].any()
+        and drawn_words[1:].any(0).all()
+    )
 
 
 @pytest.mark.parametrize(
     ("count", "base", "width"), [(1000, 10, 30), (17, 16, 32), (9, 3, 6), (5, 2, 6)]
 )
 def test_digits_are_one_hot_places_of_the_number(count, base, width):
-    found = words.digits(count, base, width)
+    shown_digits = words.digits(count, base, width)
     for number in range(count):
         places = [number // base**place % base for place in range(width // base)]
-        assert np.flatnonzero(found[number]).tolist() == [
+        assert np.flatnonzero(shown_digits[number]).tolist() == [
             place * base + digit for place, digit in enumerate(places)
         ]
-    assert found.dtype == np.uint8
+    assert shown_digits.dtype == np.uint8
 
 
 def test_gaussian_words_are_numpys_philox_normals():
@@ -122,13 +126,13 @@ def test_gaussian_words_are_numpys_philox_normals():
 
 @pytest.mark.parametrize(("vocab", "width"), [(50, 8), (7, 4), (9, 2)])
 def test_sines_and_cosines_go_from_one_radian_to_half_a_turn_over_the_vocabulary(vocab, width):
-    found = book(f"sincos:width={width}", vocab).words_VK
+    shown_words = book(f"sincos:width={width}", vocab).words_VK
     pairs = width // 2
     for number in (0, 1, vocab // 2, vocab - 1):
         for pair in range(pairs):
             rate = (math.pi / vocab) ** (pair / (pairs - 1) if pairs > 1 else 1.0)
             expected = [math.sin(rate * number), math.cos(rate * number)]
-            assert found[number, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(
+            assert shown_words[number, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(
                 expected, abs=1e-6
             )
 
@@ -187,13 +191,13 @@ def bisected(vectors, seed):
 def test_clusters_are_cut_along_the_main_direction_where_a_bit_changes(count, seed):
     scales = np.array([9.0, 1.0, 0.1])  # far apart, so that the main direction is clear
     vectors = np.random.default_rng(seed).normal(size=(count, 3)) * scales
-    found = assign.clustered(vectors, seed)
-    assert found.dtype == np.int32
+    order = assign.clustered(vectors, seed)
+    assert order.dtype == np.int32
     if count <= 12:
-        assert found.tolist() == bisected(vectors, seed).tolist()
+        assert order.tolist() == bisected(vectors, seed).tolist()
     else:  # deep in the tree a main direction may be unclear; the first cut is not
         top = (count - 1).bit_length() - 1
-        assert ((found >> top & 1) == (bisected(vectors, seed) >> top & 1)).all()
+        assert ((order >> top & 1) == (bisected(vectors, seed) >> top & 1)).all()
 
 
 def test_an_order_is_named_by_its_bytes_and_checked():
@@ -224,8 +228,8 @@ def test_an_order_is_named_by_its_bytes_and_checked():
     ],
 )
 def test_each_channel_shows_a_coordinate_or_nothing(name, width, hidden, shown):
-    found = lift.columns(name, width, hidden)
-    assert found.tolist() == shown and found.dtype == np.int64
+    columns = lift.columns(name, width, hidden)
+    assert columns.tolist() == shown and columns.dtype == np.int64
     expected = np.array(
         [[float(column == channel) for column in range(width)] for channel in shown]
     )
@@ -236,17 +240,17 @@ def test_each_channel_shows_a_coordinate_or_nothing(name, width, hidden, shown):
 def test_the_orthogonal_lift_is_the_signed_qr_of_seeded_normals():
     key = np.array([5, int.from_bytes(b"lift\0\0\0\0", "little")], dtype=np.uint64)
     normals = np.random.Generator(np.random.Philox(key=key)).standard_normal((12, 4))
-    found = lift.orthogonal(4, 12, 5)
-    assert found.dtype == np.float32 and found.shape == (12, 4)
-    unit = found / math.sqrt(12 / 4)
+    lifted = lift.orthogonal(4, 12, 5)
+    assert lifted.dtype == np.float32 and lifted.shape == (12, 4)
+    unit = lifted / math.sqrt(12 / 4)
     np.testing.assert_allclose(unit.T @ unit, np.eye(4), atol=1e-6)
     upper = unit.T @ normals
     np.testing.assert_allclose(np.tril(upper, -1), 0, atol=1e-5)
     assert (np.diag(upper) > 0).all() and np.array_equal(
-        lift.matrix("orthogonal", 4, 12, 5), found.astype(np.float64)
+        lift.matrix("orthogonal", 4, 12, 5), lifted.astype(np.float64)
     )
     assert lift.squared_scale("orthogonal", 4, 12).tolist() == [3.0] * 4
-    assert not np.array_equal(lift.orthogonal(4, 12, 6), found)
+    assert not np.array_equal(lift.orthogonal(4, 12, 6), lifted)
     assert np.array_equal(
         lift.matrix("orthogonal", 4, 12), lift.orthogonal(4, 12, 0).astype(np.float64)
     )
@@ -276,20 +280,20 @@ TABLES = {
 @pytest.mark.parametrize(("text", "names"), TABLES.items())
 def test_a_model_stores_these_tables_in_these_shapes(text, names):
     codes = book(text, 40)
-    found = tables.make_tables(codes, 90)
-    assert found.keys() == names
+    stored = tables.make_tables(codes, 90)
+    assert stored.keys() == names
     assert {
-        name: (table.shape, table.dtype.name) for name, table in found.items()
+        name: (table.shape, table.dtype.name) for name, table in stored.items()
     } == tables.shapes(codes.spec, 40, 90)
 
 
 def test_tables_hold_what_they_are_named_after():
     wide = book("binary:width=17,values=pm1,scale=2", 40)
-    found = tables.make_tables(wide, 90)
+    stored = tables.make_tables(wide, 90)
     assert np.array_equal(
-        np.unpackbits(found["codebook"], axis=1, bitorder="little")[:, :17], wide.words_VK
+        np.unpackbits(stored["codebook"], axis=1, bitorder="little")[:, :17], wide.words_VK
     )
-    assert found["levels"].view(np.float32).tolist() == [[-2.0] * 17, [2.0] * 17]
+    assert stored["levels"].view(np.float32).tolist() == [[-2.0] * 17, [2.0] * 17]
     assert tables.shapes(wide.spec, 40, 90)["codebook"] == ((40, 3), "uint8")
     narrow = book("binary:width=16", 40)
     assert tables.make_tables(narrow, 90)["codebook"] is narrow.words_VK and narrow.width == 16
@@ -342,15 +346,15 @@ def test_the_hash_of_a_model_covers_what_travels_and_the_bits():
         codes = book(text, 40)
         return tables.tables_sha256(codes.spec, tables.make_tables(codes, 90), codes.sha256), codes
 
-    found, codes = hashed("binary")
-    assert found == codes.sha256
-    found, codes = hashed("gaussian")
+    digest, codes = hashed("binary")
+    assert digest == codes.sha256
+    digest, codes = hashed("gaussian")
     stored = tables.make_tables(codes, 90)["codebook"]
-    assert found == hashlib.sha256(f"codebook:{array_sha256(stored)}".encode()).hexdigest()
-    found, codes = hashed("binary:lift=orthogonal")
+    assert digest == hashlib.sha256(f"codebook:{array_sha256(stored)}".encode()).hexdigest()
+    digest, codes = hashed("binary:lift=orthogonal")
     turned = tables.make_tables(codes, 90)["lift"]
     assert (
-        found == hashlib.sha256(f"{codes.sha256};lift:{array_sha256(turned)}".encode()).hexdigest()
+        digest == hashlib.sha256(f"{codes.sha256};lift:{array_sha256(turned)}".encode()).hexdigest()
     )
     learned = InterfaceSpec.parse("learned-code:lift=orthogonal")
     assert (

@@ -155,51 +155,51 @@ def test_494_documents_at_the_default_share_have_a_held_out_one(tokenizer_path, 
     }
     assert run(["inspect", str(tmp_path / "data"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["moved"]["documents"] == 1
-    found = Dataset(tmp_path / "data")
-    assert ids(found, "validation") == [lowest]
-    assert ids(found, "train") == [name for name in names if name != lowest]
+    dataset = Dataset(tmp_path / "data")
+    assert ids(dataset, "validation") == [lowest]
+    assert ids(dataset, "train") == [name for name in names if name != lowest]
 
 
 def test_the_lowest_hash_of_all_inputs_is_held_out(folder, names, tokenizer_path, tmp_path):
     lines: list[str] = []
-    found = prepare([str(folder)], tokenizer_path, tmp_path / "data", RARE, say=lines.append)
-    assert ids(found, "validation") == [by_hash(names)[0]]
-    assert sorted(ids(found, "train")) == sorted(by_hash(names)[1:])
-    assert found.manifest.moved.model_dump() == {
+    dataset = prepare([str(folder)], tokenizer_path, tmp_path / "data", RARE, say=lines.append)
+    assert ids(dataset, "validation") == [by_hash(names)[0]]
+    assert sorted(ids(dataset, "train")) == sorted(by_hash(names)[1:])
+    assert dataset.manifest.moved.model_dump() == {
         "to": "validation",
         "documents": 1,
         "threshold": f"{reference_hash(by_hash(names)[0]) + 1:016x}",
     }
     assert any("no document fell on the validation side" in line for line in lines)
-    assert found.counts.kept == COUNT
+    assert dataset.counts.kept == COUNT
 
 
 def test_the_highest_hash_is_trained_on_where_nothing_else_would_be(
     folder, names, tokenizer_path, tmp_path
 ):
-    found = prepare([str(folder)], tokenizer_path, tmp_path / "data", ALMOST_ALL)
-    assert ids(found, "train") == [by_hash(names)[-1]]
-    assert sorted(ids(found, "validation")) == sorted(by_hash(names)[:-1])
-    assert (found.manifest.moved.to, found.manifest.moved.documents) == ("train", 1)
+    dataset = prepare([str(folder)], tokenizer_path, tmp_path / "data", ALMOST_ALL)
+    assert ids(dataset, "train") == [by_hash(names)[-1]]
+    assert sorted(ids(dataset, "validation")) == sorted(by_hash(names)[:-1])
+    assert (dataset.manifest.moved.to, dataset.manifest.moved.documents) == ("train", 1)
 
 
 def test_where_both_sides_have_documents_nothing_is_moved(folder, names, tokenizer_path, tmp_path):
-    found = prepare(
+    dataset = prepare(
         [str(folder)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0.2)
     )
-    assert found.manifest.moved is None
-    assert "moved" not in json.loads((found.path / "manifest.json").read_text())
-    assert sorted(ids(found, "validation")) == sorted(
+    assert dataset.manifest.moved is None
+    assert "moved" not in json.loads((dataset.path / "manifest.json").read_text())
+    assert sorted(ids(dataset, "validation")) == sorted(
         name for name in names if reference_hash(name) < 0.2 * 2**64
     )
 
 
 def test_a_share_of_0_holds_nothing_out(folder, tokenizer_path, tmp_path):
-    found = prepare(
+    dataset = prepare(
         [str(folder)], tokenizer_path, tmp_path / "data", PrepareOptions(validation_fraction=0)
     )
-    assert found.manifest.moved is None
-    assert (len(ids(found, "train")), ids(found, "validation")) == (COUNT, [])
+    assert dataset.manifest.moved is None
+    assert (len(ids(dataset, "train")), ids(dataset, "validation")) == (COUNT, [])
 
 
 def test_documents_of_one_id_change_sides_together_so_that_no_copy_is_trained_on(
@@ -209,10 +209,10 @@ def test_documents_of_one_id_change_sides_together_so_that_no_copy_is_trained_on
     write(tmp_path / "inputs" / "a.jsonl", names)
     write(tmp_path / "inputs" / "b.jsonl", [lowest, "another", lowest])
     assert reference_hash("another") > reference_hash(lowest)
-    found = prepare([str(tmp_path / "inputs")], tokenizer_path, tmp_path / "data", RARE)
-    assert ids(found, "validation") == [lowest] * 3
-    assert lowest not in ids(found, "train")
-    assert found.manifest.moved.documents == 3
+    dataset = prepare([str(tmp_path / "inputs")], tokenizer_path, tmp_path / "data", RARE)
+    assert ids(dataset, "validation") == [lowest] * 3
+    assert lowest not in ids(dataset, "train")
+    assert dataset.manifest.moved.documents == 3
 
 
 def test_documents_that_are_left_out_cannot_be_held_out(names, tokenizer_path, tmp_path):
@@ -240,8 +240,8 @@ def test_documents_of_a_single_id_cannot_be_on_two_sides(options, tokenizer_path
 def test_what_was_tokenized_elsewhere_is_split_by_the_same_rule(tokenizer_path, tmp_path):
     np.arange(5, 35, dtype="<u2").tofile(tmp_path / "a.ds")
     np.arange(3, 31, 3, dtype="<u8").tofile(tmp_path / "a.ds.index")
-    found = prepare([str(tmp_path / "a.ds")], tokenizer_path, tmp_path / "data", RARE)
-    assert ids(found, "validation") == [by_hash([f"a.ds:{number}" for number in range(10)])[0]]
+    dataset = prepare([str(tmp_path / "a.ds")], tokenizer_path, tmp_path / "data", RARE)
+    assert ids(dataset, "validation") == [by_hash([f"a.ds:{number}" for number in range(10)])[0]]
 
 
 # The same bytes, whoever made them
@@ -308,9 +308,9 @@ def test_an_input_that_comes_later_decides_anew(
         if reference_hash(name) < min(map(reference_hash, names))
     )
     write(folder / "part-4.jsonl", [lower])
-    found = prepare([str(folder)], tokenizer_path, tmp_path / "data", RARE)
-    assert ids(found, "validation") == [lower]
-    assert contents(found.path) == contents(
+    dataset = prepare([str(folder)], tokenizer_path, tmp_path / "data", RARE)
+    assert ids(dataset, "validation") == [lower]
+    assert contents(dataset.path) == contents(
         prepare([str(folder)], tokenizer_path, tmp_path / "plain", RARE).path
     )
 

@@ -57,7 +57,7 @@ class Slurm:
             (folder / name).write_text(script)
             (folder / name).chmod(0o755)
 
-    def told(self, number: int) -> dict[str, str]:
+    def options(self, number: int) -> dict[str, str]:
         """The options of a job, out of its script and its command line."""
         lines = (self.queue / str(number) / "script").read_text() + (
             self.queue / str(number) / "command"
@@ -71,10 +71,10 @@ class Slurm:
     def work(self) -> None:
         """Runs what waits: all tasks of an array at once; nothing whose dependency failed."""
         for number in self.jobs():
-            told = self.told(number)
-            kind, _, needed = told.get("dependency", "").partition(":")
+            options = self.options(number)
+            kind, _, needed = options.get("dependency", "").partition(":")
             if number not in self.ended and (kind != "afterok" or self.ended.get(int(needed))):
-                first, last = map(int, told["array"].partition("%")[0].split("-"))
+                first, last = map(int, options["array"].partition("%")[0].split("-"))
                 tasks = [self._task(number, index) for index in range(first, last + 1)]
                 self.ended[number] = [task.wait() for task in tasks] == [0] * len(tasks)
 
@@ -95,12 +95,12 @@ class Slurm:
 @pytest.fixture
 def slurm(tmp_path, monkeypatch) -> Slurm:
     (tmp_path / "bin").mkdir()
-    found = Slurm(tmp_path / "bin")
-    monkeypatch.setenv("FAKE_QUEUE", str(found.queue))
+    scheduler = Slurm(tmp_path / "bin")
+    monkeypatch.setenv("FAKE_QUEUE", str(scheduler.queue))
     monkeypatch.setenv(
         "PATH", f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     )
-    return found
+    return scheduler
 
 
 @pytest.fixture
@@ -144,9 +144,9 @@ def test_slurm_makes_the_bytes_that_one_machine_makes(
         for n in slurm.jobs()
         if "launch_pickled_pipeline" in (slurm.queue / str(n) / "script").read_text()
     )
-    told = slurm.told(first)
-    assert (told["partition"], told["time"], told["array"]) == ("cpu", "1:00:00", "0-1%2")
-    assert (slurm.told(last)["dependency"], slurm.told(last)["array"]) == (
+    options = slurm.options(first)
+    assert (options["partition"], options["time"], options["array"]) == ("cpu", "1:00:00", "0-1%2")
+    assert (slurm.options(last)["dependency"], slurm.options(last)["array"]) == (
         f"afterok:{first}",
         "0-0",
     )
@@ -193,7 +193,7 @@ def test_a_failed_task_leaves_no_dataset_and_one_machine_can_go_on_from_there(
 
 
 @pytest.mark.parametrize(
-    ("engine", "told", "complaint"),
+    ("engine", "cluster", "complaint"),
     [
         ("slurm", ("time=1:00:00",), "needs partition; give --cluster partition=VALUE"),
         ("slurm", (), "needs time and partition; give --cluster time=VALUE"),
@@ -214,7 +214,7 @@ def test_a_failed_task_leaves_no_dataset_and_one_machine_can_go_on_from_there(
     ],
 )
 def test_what_a_cluster_cannot_be_told_is_refused(
-    engine, told, complaint, slurm, texts, tokenizer_path, tmp_path
+    engine, cluster, complaint, slurm, texts, tokenizer_path, tmp_path
 ):
     with pytest.raises(InputError, match=re.escape(complaint)):
         prepare(
@@ -222,13 +222,13 @@ def test_what_a_cluster_cannot_be_told_is_refused(
             tokenizer_path,
             tmp_path / "data",
             OPTIONS,
-            Means(engine=engine, cluster=told),
+            Means(engine=engine, cluster=cluster),
         )
     assert slurm.jobs() == []
 
 
 def test_values_for_a_cluster_are_numbers_truths_and_tables_where_they_look_like_it(slurm, four):
-    told = (
+    cluster = (
         "time=08:00:00",
         "partition=cpu",
         'sbatch_args={"account": "us"}',
@@ -236,16 +236,16 @@ def test_values_for_a_cluster_are_numbers_truths_and_tables_where_they_look_like
         "cpus_per_task=2",
         "qos=null",
     )
-    submit_to_slurm(four.jobs, four.tokenizer, "cached", 1, told)
-    found = slurm.told(1)
-    assert (found["account"], found["cpus-per-task"], found["time"], found["array"]) == (
+    submit_to_slurm(four.jobs, four.tokenizer, "cached", 1, cluster)
+    options = slurm.options(1)
+    assert (options["account"], options["cpus-per-task"], options["time"], options["array"]) == (
         "us",
         "2",
         "08:00:00",
         "0-3",
     )
-    assert "requeue" not in found
-    assert "qos" not in found
+    assert "requeue" not in options
+    assert "qos" not in options
 
 
 SHARP = 'it\'s $(touch caught) `touch caught` "x" 100%A'
@@ -256,7 +256,7 @@ def test_a_folder_and_values_of_any_characters_are_words_of_the_batch_file(
 ):
     monkeypatch.chdir(tmp_path)
     args = json.dumps({"comment": SHARP, "account": "us"})
-    told = (
+    cluster = (
         "time=1:00:00",
         f"partition={SHARP}",
         f"qos={SHARP}",
@@ -264,26 +264,26 @@ def test_a_folder_and_values_of_any_characters_are_words_of_the_batch_file(
         f"mail_user={SHARP}",
     )
     out = tmp_path / SHARP / "data"
-    means = Means(engine="slurm", cluster=told)
+    means = Means(engine="slurm", cluster=cluster)
     assert (
         start([str(texts)], TokenizerFile(tokenizer_path), out, OPTIONS, means, lambda line: None)
         is None
     )
     script = (slurm.queue / "1" / "script").read_text().splitlines()
-    found = dict(
+    options = dict(
         shlex.split(line)[1].removeprefix("--").partition("=")[::2]
         for line in script
         if line.startswith("#SBATCH")
     )
-    assert [found[key] for key in ("partition", "qos", "comment", "mail-user")] == [SHARP] * 4
-    assert found["output"] == f"{out}-logs/convert/slurm_logs/".replace("%", "%%") + "%A_%a.out"
+    assert [options[key] for key in ("partition", "qos", "comment", "mail-user")] == [SHARP] * 4
+    assert options["output"] == f"{out}-logs/convert/slurm_logs/".replace("%", "%%") + "%A_%a.out"
     slurm.work()
     assert contents(out) == contents(dataset.path)
     assert not (tmp_path / "caught").exists()
 
 
 @pytest.mark.parametrize(
-    "told",
+    "setting",
     [
         "partition=a\nb",
         "qos=a\rb",
@@ -292,20 +292,24 @@ def test_a_folder_and_values_of_any_characters_are_words_of_the_batch_file(
         "venv_path=\x1b[2J",
     ],
 )
-def test_a_control_character_for_a_cluster_is_refused(told, slurm, four):
+def test_a_control_character_for_a_cluster_is_refused(setting, slurm, four):
     with pytest.raises(
         InputError, match="a batch file cannot hold a line break or another control character"
     ):
-        submit_to_slurm(four.jobs, four.tokenizer, "cached", 1, ("time=1", "partition=cpu", told))
+        submit_to_slurm(
+            four.jobs, four.tokenizer, "cached", 1, ("time=1", "partition=cpu", setting)
+        )
     assert slurm.jobs() == []
 
 
 @pytest.mark.parametrize(
-    "told", ["job_name=$(id)", 'sbatch_args={"a b": 1}', 'srun_args={"x;id": 1}']
+    "setting", ["job_name=$(id)", 'sbatch_args={"a b": 1}', 'srun_args={"x;id": 1}']
 )
-def test_a_name_of_a_job_or_an_option_is_letters_and_digits(told, slurm, four):
+def test_a_name_of_a_job_or_an_option_is_letters_and_digits(setting, slurm, four):
     with pytest.raises(InputError, match="is no name of a job or an option"):
-        submit_to_slurm(four.jobs, four.tokenizer, "cached", 1, ("time=1", "partition=cpu", told))
+        submit_to_slurm(
+            four.jobs, four.tokenizer, "cached", 1, ("time=1", "partition=cpu", setting)
+        )
     assert slurm.jobs() == []
 
 
@@ -325,8 +329,8 @@ def test_without_slurm_here_one_line_says_so_and_nothing_is_left_beside_the_data
         run([*command, "--engine", "slurm", "--cluster", "time=1", "--cluster", "partition=cpu"])
         == 2
     )
-    told = capfd.readouterr()
-    assert (told.out, told.err) == (
+    output = capfd.readouterr()
+    assert (output.out, output.err) == (
         "",
         "tokencodes: engine slurm: no sbatch here; run the command where Slurm's commands are\n",
     )

@@ -73,8 +73,8 @@ def test_a_file_of_another_length_is_detected_and_named(change, copied):
 def test_a_missing_file_is_named(name, copied):
     file = next(file for file in covered(copied) if file.name == name)
     file.unlink()
-    told = complaint_about(copied)
-    assert str(file) in told and ("missing" in told or "no such" in told)
+    message = complaint_about(copied)
+    assert str(file) in message and ("missing" in message or "no such" in message)
 
 
 def test_a_missing_shard_or_manifest_is_named(copied):
@@ -97,10 +97,10 @@ def test_a_manifest_of_another_version_is_refused_even_if_it_is_sound(copied):
     manifest = json.loads((copied / "manifest.json").read_text())
     other = {**manifest, "version": manifest["version"] + 1}
     write_json(copied / "manifest.json", {**other, "fingerprint": fingerprint(other)})
-    told = complaint_about(copied)
+    message = complaint_about(copied)
     assert (
-        f"version {manifest['version'] + 1}" in told
-        and f"reads 'tokencodes-dataset' version {manifest['version']}" in told
+        f"version {manifest['version'] + 1}" in message
+        and f"reads 'tokencodes-dataset' version {manifest['version']}" in message
     )
 
 

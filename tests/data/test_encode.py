@@ -268,9 +268,9 @@ def test_empty_texts_have_no_ids_wherever_they_stand(cached):
 
 def changed(path: Path, out: Path, change: Callable[[dict[str, Any]], Any]) -> TokenizerFile:
     """A tokenizer file like the one at `path`, but for one change."""
-    told = json.loads(path.read_text())
-    change(told)
-    out.write_text(json.dumps(told))
+    rules = json.loads(path.read_text())
+    change(rules)
+    out.write_text(json.dumps(rules))
     return TokenizerFile(out)
 
 
@@ -284,9 +284,9 @@ def literals(*contents: str, **flags: bool) -> Callable[[dict[str, Any]], None]:
         "special": True,
     }
 
-    def change(told):
-        first = len(told["model"]["vocab"])
-        told["added_tokens"] += [
+    def change(rules):
+        first = len(rules["model"]["vocab"])
+        rules["added_tokens"] += [
             {"id": first + i, "content": text, **off, **flags} for i, text in enumerate(contents)
         ]
 
@@ -323,36 +323,36 @@ def test_literal_tokens_are_found_as_the_library_finds_them(files, contents, spe
     assert_same(encoder, [END_OF_TEXT * 3000, "".join(contents) * 500, ""])
 
 
-def without_letters(told, letters="qzk"):
-    model = told["model"]
+def without_letters(rules, letters="qzk"):
+    model = rules["model"]
     model["merges"] = [pair for pair in model["merges"] if not set(letters) & set("".join(pair))]
     model["vocab"] = {
         token: id for token, id in model["vocab"].items() if not set(letters) & set(token)
     }
 
 
-def of_older_libraries(told):
+def of_older_libraries(rules):
     """What GPT-2's own file looks like: fields that were introduced later are absent."""
     del (
-        told["model"]["type"],
-        told["model"]["dropout"],
-        told["model"]["byte_fallback"],
-        told["model"]["ignore_merges"],
+        rules["model"]["type"],
+        rules["model"]["dropout"],
+        rules["model"]["byte_fallback"],
+        rules["model"]["ignore_merges"],
     )
-    told["model"] |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
-    told["model"]["merges"] = [" ".join(pair) for pair in told["model"]["merges"]]
-    del told["pre_tokenizer"]["pretokenizers"][1]["use_regex"], told["normalizer"]
+    rules["model"] |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    rules["model"]["merges"] = [" ".join(pair) for pair in rules["model"]["merges"]]
+    del rules["pre_tokenizer"]["pretokenizers"][1]["use_regex"], rules["normalizer"]
 
 
-def with_a_suffix(told):
-    told["model"] |= {"end_of_word_suffix": "</w>", "merges": []}
-    told["model"]["vocab"] |= {f"{letter}</w>": 6000 + ord(letter) for letter in "adelost!"}
+def with_a_suffix(rules):
+    rules["model"] |= {"end_of_word_suffix": "</w>", "merges": []}
+    rules["model"]["vocab"] |= {f"{letter}</w>": 6000 + ord(letter) for letter in "adelost!"}
 
 
-def with_byte_tokens(told):
-    without_letters(told)
-    told["model"]["byte_fallback"] = True
-    told["model"]["vocab"] |= {f"<0x{byte:02X}>": 6000 + byte for byte in range(256)}
+def with_byte_tokens(rules):
+    without_letters(rules)
+    rules["model"]["byte_fallback"] = True
+    rules["model"]["vocab"] |= {f"<0x{byte:02X}>": 6000 + byte for byte in range(256)}
 
 
 CUTS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -369,26 +369,29 @@ def sequence(*steps):
 
 
 def set_to(section, value):
-    return lambda told: told.__setitem__(section, value)
+    return lambda rules: rules.__setitem__(section, value)
 
 
 def model_with(**options):
-    return lambda told: told["model"].update(options)
+    return lambda rules: rules["model"].update(options)
 
 
 KNOWN = {
     "fields absent as in older files": of_older_libraries,
     "bytes without a token": without_letters,
-    "unknown letters, each": lambda told: (without_letters(told), model_with(unk_token="a")(told)),
-    "unknown letters, fused": lambda told: (
-        without_letters(told),
-        model_with(unk_token="a", fuse_unk=True)(told),
+    "unknown letters, each": lambda rules: (
+        without_letters(rules),
+        model_with(unk_token="a")(rules),
+    ),
+    "unknown letters, fused": lambda rules: (
+        without_letters(rules),
+        model_with(unk_token="a", fuse_unk=True)(rules),
     ),
     "tokens of bytes": with_byte_tokens,
     "a suffix of words": with_a_suffix,
-    "whole words before merges": lambda told: (
-        model_with(ignore_merges=True)(told),
-        told["model"]["vocab"].update({"zzz": 6000}),
+    "whole words before merges": lambda rules: (
+        model_with(ignore_merges=True)(rules),
+        rules["model"]["vocab"].update({"zzz": 6000}),
     ),
     "a dropout of 0": model_with(dropout=0.0),
     "truncation": set_to(
@@ -417,12 +420,12 @@ UNKNOWN = {
     "literals with the space after": literals("<tool>", rstrip=True),
     "literals that are words": literals("<tool>", single_word=True),
     "literals in normalized text": literals("<tool>", normalized=True),
-    "two literals of one id": lambda told: (
-        literals("<tool>", "zzz")(told),
-        told["model"]["vocab"].update({"zzz": 1501}),
+    "two literals of one id": lambda rules: (
+        literals("<tool>", "zzz")(rules),
+        rules["model"]["vocab"].update({"zzz": 1501}),
     ),
-    "another model": lambda told: told.update(
-        model={"vocab": told["model"]["vocab"], "unk_token": END_OF_TEXT}
+    "another model": lambda rules: rules.update(
+        model={"vocab": rules["model"]["vocab"], "unk_token": END_OF_TEXT}
     ),
 }
 
@@ -438,8 +441,8 @@ def test_a_tokenizer_is_encoded_exactly_and_by_the_library_where_its_rules_are_u
     texts = [*hazards(4, 300), "q kk<tool>zzz 1865 zzz", " <tool> "]
     expected = file.encode(texts)
     ids, counts = encoder.encode(texts)
-    assert counts.tolist() == [len(one) for one in expected]
-    assert ids.tolist() == [id for one in expected for id in one]
+    assert counts.tolist() == [len(document_ids) for document_ids in expected]
+    assert ids.tolist() == [id for document_ids in expected for id in document_ids]
 
 
 @pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.soak)])

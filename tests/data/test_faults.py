@@ -75,9 +75,9 @@ class Process:
 
     def __init__(self, command: list[str], out: Path, workers: int) -> None:
         self.out = out
-        told = [*command, "--workers", str(workers), "--out", str(out)]
+        arguments = [*command, "--workers", str(workers), "--out", str(out)]
         self._process = subprocess.Popen(
-            told,
+            arguments,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -115,14 +115,14 @@ class Process:
 @pytest.fixture(scope="module")
 def undisturbed(command, tmp_path_factory) -> dict[int, tuple[dict[str, bytes], float]]:
     """By number of workers: the bytes, and the seconds from the taking of the folder to the end."""
-    found = {}
+    outcomes = {}
     for workers in (1, 2):
         process = Process(command, tmp_path_factory.mktemp("undisturbed") / "data", workers)
         process.wait_for(process.taken)
         began = time.monotonic()
         assert process.end() == (0, [])
-        found[workers] = contents(process.out), time.monotonic() - began
-    return found
+        outcomes[workers] = contents(process.out), time.monotonic() - began
+    return outcomes
 
 
 def the_same_command_ends_well(
@@ -233,11 +233,11 @@ def test_a_full_disk_is_one_line_and_with_room_the_bytes_are_the_same(
     options = PrepareOptions(validation_fraction=0.2, shard_tokens=5000)
     expected = contents(prepare([str(texts)], tokenizer_path, tmp_path / "whole", options).path)
     disk = small_disk(int(share * sum(map(len, expected.values()))))
-    told = (
+    line = (
         f"prepare {texts} --tokenizer {tokenizer_path} --out {disk / 'data'} --validation-fraction"
         " 0.2 --shard-tokens 5000 --json"
     )
-    command = [*told.split(), "--workers", str(workers)]
+    command = [*line.split(), "--workers", str(workers)]
     assert run(command) == 2
     complaint = capsys.readouterr().err
     assert complaint.startswith("tokencodes: ") and complaint.count("\n") == 1

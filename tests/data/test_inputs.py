@@ -14,7 +14,7 @@ from tokencodes.errors import InputError
 
 
 def names(*named: object) -> list[str]:
-    return [one.name for one in find_inputs([str(name) for name in named])]
+    return [entry.name for entry in find_inputs([str(name) for name in named])]
 
 
 def test_files_folders_and_globs_are_found_in_a_fixed_order(tmp_path):
@@ -47,21 +47,21 @@ def test_what_a_preparation_writes_is_none_of_its_inputs(tmp_path):
     write_lines(tmp_path / "a.jsonl", ROWS)
     (tmp_path / "out").mkdir()
     write_lines(tmp_path / "out" / "b.jsonl", ROWS)
-    assert [one.name for one in find_inputs([str(tmp_path)], tmp_path / "out")] == ["a"]
+    assert [entry.name for entry in find_inputs([str(tmp_path)], tmp_path / "out")] == ["a"]
 
 
 def test_the_texts_of_a_folder_are_one_input(tmp_path):
     for place in ("poems/one.txt", "poems/two.txt", "alone/three.txt"):
         (tmp_path / place).parent.mkdir(exist_ok=True)
         (tmp_path / place).write_text(place)
-    found = find_inputs([str(tmp_path)])
-    assert [(one.name, [file.name for file in one.files]) for one in found] == [
+    inputs = find_inputs([str(tmp_path)])
+    assert [(entry.name, [file.name for file in entry.files]) for entry in inputs] == [
         ("three", ["three.txt"]),
         ("poems", ["one.txt", "two.txt"]),
     ]
-    facts = found[1].facts()
+    facts = inputs[1].facts()
     (tmp_path / "poems" / "two.txt").write_text("other words")
-    assert found[1].facts()["sha256"] != facts["sha256"]
+    assert inputs[1].facts()["sha256"] != facts["sha256"]
 
 
 def test_odd_file_names_become_names_that_every_reader_takes(tmp_path):
@@ -69,11 +69,11 @@ def test_odd_file_names_become_names_that_every_reader_takes(tmp_path):
     write_lines(tmp_path / ".jsonl", ROWS)
     (tmp_path / "sub").mkdir()
     shutil.copy(tmp_path / ".jsonl", bytes(tmp_path / "sub") + b"/\xff.jsonl")
-    found = find_inputs(
+    inputs = find_inputs(
         [str(tmp_path / "a b%c.jsonl"), str(tmp_path / ".jsonl"), str(tmp_path / "sub")]
     )
-    assert [one.name for one in found][:2] == ["a_b_c", "input"]
-    assert json.dumps(found[2].facts()).encode("ascii")
+    assert [entry.name for entry in inputs][:2] == ["a_b_c", "input"]
+    assert json.dumps(inputs[2].facts()).encode("ascii")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         """The headers alone."""
         self.do_GET(head=True)
 
-    def log_message(self, *told):
+    def log_message(self, *arguments):
         """Nothing."""
 
 
@@ -170,13 +170,18 @@ def hub(monkeypatch, tmp_path):
 
 
 def _with_endpoint(init, address):
-    return lambda self, *told, **named: init(self, *told, **{"endpoint": address, **named})
+    return lambda self, *arguments, **named: init(
+        self, *arguments, **{"endpoint": address, **named}
+    )
 
 
 def test_a_data_set_of_the_hub_is_listed_at_a_commit_and_fetched_file_by_file(hub):
-    (one,) = find_inputs(["hf:some/texts/wanted"])
-    assert (one.name, one.remote) == ("part-0", ("some/texts", Hub.COMMIT, "wanted/part-0.jsonl"))
-    here = one.fetch()
+    (entry,) = find_inputs(["hf:some/texts/wanted"])
+    assert (entry.name, entry.remote) == (
+        "part-0",
+        ("some/texts", Hub.COMMIT, "wanted/part-0.jsonl"),
+    )
+    here = entry.fetch()
     assert Path(here.files[0]).read_bytes() == Hub.FILES["wanted/part-0.jsonl"]
     assert here.facts()["from"] == f"some/texts@{Hub.COMMIT}/wanted/part-0.jsonl"
     with pytest.raises(InputError, match="no file there that ends in"):

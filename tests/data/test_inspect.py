@@ -12,7 +12,7 @@ CONTEXT = 128
 
 
 @pytest.fixture(scope="module")
-def found(dataset):
+def inspection(dataset):
     return inspect(dataset, CONTEXT, full=True)
 
 
@@ -34,27 +34,29 @@ def targets(shard) -> np.ndarray:
     return mask
 
 
-def test_counts_are_those_of_the_shards(dataset, found):
-    for side, facts in found.sides.items():
+def test_counts_are_those_of_the_shards(dataset, inspection):
+    for side, facts in inspection.sides.items():
         lengths = np.concatenate([shard.lengths for shard in dataset.shards(side)])
         assert (facts.documents, facts.tokens) == (len(lengths), lengths.sum())
         long = lengths[lengths > CONTEXT]
         assert (facts.eligible_documents, facts.eligible_tokens) == (len(long), long.sum())
-    assert sum(one.documents for one in found.lengths) == sum(
-        facts.documents for facts in found.sides.values()
+    assert sum(length_bin.documents for length_bin in inspection.lengths) == sum(
+        facts.documents for facts in inspection.sides.values()
     )
-    assert sum(one.tokens for one in found.lengths) == sum(found.sources.values())
-    assert set(found.sources) == {"austen.jsonl", "sotu.jsonl"}
+    assert sum(length_bin.tokens for length_bin in inspection.lengths) == sum(
+        inspection.sources.values()
+    )
+    assert set(inspection.sources) == {"austen.jsonl", "sotu.jsonl"}
 
 
-def test_each_length_falls_into_its_bin(dataset, found):
+def test_each_length_falls_into_its_bin(dataset, inspection):
     lengths = np.concatenate([shard.lengths for shard in dataset.own_shards])
-    for one in found.lengths:
-        inside = (lengths > one.low) & (lengths <= one.high)
-        assert (one.documents, one.tokens) == (inside.sum(), lengths[inside].sum())
+    for length_bin in inspection.lengths:
+        inside = (lengths > length_bin.low) & (lengths <= length_bin.high)
+        assert (length_bin.documents, length_bin.tokens) == (inside.sum(), lengths[inside].sum())
 
 
-def test_exposure_is_what_drawing_windows_gives(dataset, found):
+def test_exposure_is_what_drawing_windows_gives(dataset, inspection):
     windows = 60_000
     seen = counted_exposure(dataset, windows)
     shards = dataset.shards("train")
@@ -63,7 +65,7 @@ def test_exposure_is_what_drawing_windows_gives(dataset, found):
     )
     mean = windows * CONTEXT / len(everything)
     never = sum(int((shard.lengths[shard.lengths <= CONTEXT] - 1).sum()) for shard in shards)
-    assert found.exposure.unseen == pytest.approx(never / len(everything))
+    assert inspection.exposure.unseen == pytest.approx(never / len(everything))
     inside, outside = [], []
     for count, shard in zip(seen, shards, strict=True):
         for first, length in zip(shard.offsets[:-1], shard.lengths, strict=True):
@@ -72,11 +74,15 @@ def test_exposure_is_what_drawing_windows_gives(dataset, found):
                 document = count[first + 1 : first + length]
                 inside.append(document[slope : len(document) - slope])
                 outside += [document[:slope], document[len(document) - slope :]]
-    assert found.exposure.interior == pytest.approx(np.concatenate(inside).mean() / mean, rel=0.02)
-    assert found.exposure.edges == pytest.approx(np.concatenate(outside).mean() / mean, rel=0.02)
+    assert inspection.exposure.interior == pytest.approx(
+        np.concatenate(inside).mean() / mean, rel=0.02
+    )
+    assert inspection.exposure.edges == pytest.approx(
+        np.concatenate(outside).mean() / mean, rel=0.02
+    )
 
 
-def test_the_exposure_histogram_is_exact(dataset, found):
+def test_the_exposure_histogram_is_exact(dataset, inspection):
     shards = dataset.shards("train")
     alike = CONTEXT / sum(shard.tokens - shard.documents for shard in shards)
     relative = []
@@ -91,10 +97,12 @@ def test_the_exposure_histogram_is_exact(dataset, found):
     relative = np.concatenate(relative)
     bounds = [0.0, *EDGES, np.inf]
     assert relative.sum() * alike == pytest.approx(CONTEXT)
-    for one, low, high in zip(found.exposure.histogram, bounds[:-1], bounds[1:], strict=True):
+    for histogram_bin, low, high in zip(
+        inspection.exposure.histogram, bounds[:-1], bounds[1:], strict=True
+    ):
         inside = (relative > low) & (relative <= high)
-        assert one.tokens == inside.sum()
-        assert one.share == pytest.approx(relative[inside].sum() / relative.sum())
+        assert histogram_bin.tokens == inside.sum()
+        assert histogram_bin.share == pytest.approx(relative[inside].sum() / relative.sum())
 
 
 def test_a_context_that_no_document_has_is_said(dataset):
@@ -111,8 +119,8 @@ def test_bytes_that_the_tokenizer_drops_are_counted(real_data, tmp_path):
         tmp_path / "out",
         PrepareOptions(validation_fraction=0.0),
     )
-    found = inspect(out, 16, full=True)
-    assert (found.lost_bytes, found.noted) == (2, {"special token in the text": 1})
+    inspection = inspect(out, 16, full=True)
+    assert (inspection.lost_bytes, inspection.noted) == (2, {"special token in the text": 1})
 
 
 def test_a_source_column_names_the_sources(texts, tokenizer_path, tmp_path):
@@ -124,11 +132,13 @@ def test_a_source_column_names_the_sources(texts, tokenizer_path, tmp_path):
     from tokencodes.data.text import Columns
 
     options = PrepareOptions(validation_fraction=0.2, columns=Columns(source="meta.site"))
-    found = inspect(
+    inspection = inspect(
         prepare([str(tmp_path / "a.jsonl")], tokenizer_path, tmp_path / "out", options),
         8,
         full=False,
     )
-    assert len(found.sources) == 21
-    assert "(10 others)" in found.sources
-    assert sum(found.sources.values()) == sum(facts.tokens for facts in found.sides.values())
+    assert len(inspection.sources) == 21
+    assert "(10 others)" in inspection.sources
+    assert sum(inspection.sources.values()) == sum(
+        facts.tokens for facts in inspection.sides.values()
+    )

@@ -81,7 +81,7 @@ def test_each_dataset_sees_the_windows_it_would_see_alone_without_a_gap(kind):
     for part, shards in enumerate((LEFT, RIGHT)):
         here = (windows.shard >= len(LEFT)) == (part == 1)
         alone = kind(shards, CONTEXT, 1, *_rest(kind)[part]).draw(np.arange(int(here.sum())))
-        found = [
+        columns = [
             array[here].tolist()
             for array in (
                 windows.shard - part * len(LEFT),
@@ -90,7 +90,7 @@ def test_each_dataset_sees_the_windows_it_would_see_alone_without_a_gap(kind):
                 windows.length,
             )
         ]
-        assert found == [list(column) for column in zip(*drawn(alone), strict=True)]
+        assert columns == [list(column) for column in zip(*drawn(alone), strict=True)]
 
 
 def test_any_order_and_any_part_of_the_indices_gives_the_same_windows():

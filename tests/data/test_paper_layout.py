@@ -61,8 +61,8 @@ def test_prepare_paper_takes_the_folder_and_nothing_else_changes(
         f'data.inputs=["{folder}"]',
     ]
     assert run([*command, "--workers", "2", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["done"], told["documents"], told["kept"], told["dropped"]) == (
+    result = json.loads(capsys.readouterr().out)
+    assert (result["done"], result["documents"], result["kept"], result["dropped"]) == (
         True,
         1510,
         1510,
@@ -70,7 +70,7 @@ def test_prepare_paper_takes_the_folder_and_nothing_else_changes(
     )
     study, _ = read_study("paper", [f'data.dataset="{out}"'])
     corpus = open_dataset(study.data, tmp_path, print)
-    assert corpus.fingerprint == told["fingerprint"] == Dataset(out).fingerprint
+    assert corpus.fingerprint == result["fingerprint"] == Dataset(out).fingerprint
     library = Tokenizer.from_file(str(tokenizer))
     for name in FILES:
         rows = pq.read_table(folder / name).to_pylist()
@@ -90,7 +90,7 @@ def test_prepare_paper_takes_the_folder_and_nothing_else_changes(
                 [row["text"] for row in wanted], add_special_tokens=False
             )
             assert [ids.tolist() for shard in shards for ids in shard.ids()] == [
-                [*one.ids, 0] for one in expected
+                [*encoding.ids, 0] for encoding in expected
             ]
     batch = study.batch
     windows = build_sampler(

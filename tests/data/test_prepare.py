@@ -38,8 +38,8 @@ def test_the_shards_hold_every_document_whole_in_order_and_ended(dataset, texts)
                 for shard in dataset.shards(side)
                 if shard.path.parent.name == source.name.split(".")[0]
             ]
-            found = [ids.tolist() for shard in shards for ids in shard.ids()]
-            assert found == [[*ids, 0] for ids in encode([d.text for d in documents])]
+            ids_of_documents = [ids.tolist() for shard in shards for ids in shard.ids()]
+            assert ids_of_documents == [[*ids, 0] for ids in encode([d.text for d in documents])]
             names = [
                 name
                 for shard in shards
@@ -164,7 +164,7 @@ def test_ids_take_two_bytes_where_they_fit(dataset):
 
 
 def test_real_text_with_the_real_tokenizer(real_data, tmp_path):
-    found = prepare(
+    dataset = prepare(
         [str(real_data / "corpora" / "rust-books.jsonl.gz")],
         real_data / "tokenizer" / "smollm2.json",
         tmp_path / "data",
@@ -172,16 +172,16 @@ def test_real_text_with_the_real_tokenizer(real_data, tmp_path):
     )
     documents = list(read_documents(real_data / "corpora" / "rust-books.jsonl.gz"))
     counts = {
-        side: sum(len(shard.lengths) for shard in found.shards(side))
+        side: sum(len(shard.lengths) for shard in dataset.shards(side))
         for side in ("train", "validation")
     }
     assert sum(counts.values()) == len(documents) == 1010
-    tokens = sum(int(shard.lengths.sum()) for side in counts for shard in found.shards(side))
+    tokens = sum(int(shard.lengths.sum()) for side in counts for shard in dataset.shards(side))
     assert 860_000 < tokens < 900_000
 
 
 def test_the_split_seed_reaches_the_shards(texts, tokenizer_path, tmp_path):
-    found = prepare(
+    dataset = prepare(
         [str(texts)],
         tokenizer_path,
         tmp_path / "data",
@@ -190,7 +190,7 @@ def test_the_split_seed_reaches_the_shards(texts, tokenizer_path, tmp_path):
     for side in ("train", "validation"):
         names = {
             name
-            for shard in found.shards(side)
+            for shard in dataset.shards(side)
             for name in pq.read_table(shard.path / "documents.parquet")["id"].to_pylist()
         }
         documents = [d for file in texts.iterdir() for d in read_documents(file)]
@@ -214,14 +214,14 @@ def test_what_a_tokenizer_file_sets_for_short_prompts_does_not_reach_documents(
     tokenizer.enable_truncation(16)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "t.json"))
-    found = prepare(
+    prepared = prepare(
         [str(texts)],
         tmp_path / "t.json",
         tmp_path / "data",
         PrepareOptions(validation_fraction=0.2),
     )
     whole, here = (
-        [ids.tolist() for s in d.shards("train") for ids in s.ids()] for d in (dataset, found)
+        [ids.tolist() for s in d.shards("train") for ids in s.ids()] for d in (dataset, prepared)
     )
     assert here == whole
 

@@ -33,8 +33,8 @@ def sampler(seed: int = 1, streams: int = 2, visit: int = 4, shards=SHARDS) -> P
     return PaperSampler(shards, CONTEXT, seed, streams, visit)
 
 
-def drawn(found) -> list[tuple[int, int, int, int]]:
-    return list(zip(*(array.tolist() for array in astuple(found)), strict=True))
+def drawn(windows) -> list[tuple[int, int, int, int]]:
+    return list(zip(*(array.tolist() for array in astuple(windows)), strict=True))
 
 
 @settings(max_examples=80, deadline=None)
@@ -45,8 +45,8 @@ def drawn(found) -> list[tuple[int, int, int, int]]:
     st.integers(1, 9),
 )
 def test_a_window_depends_on_seed_and_index_alone(seed, indices, streams, visit):
-    one = sampler(seed, streams, visit)
-    together = drawn(one.draw(np.array(indices, dtype=np.int64)))
+    shared_sampler = sampler(seed, streams, visit)
+    together = drawn(shared_sampler.draw(np.array(indices, dtype=np.int64)))
     alone = [
         drawn(sampler(seed, streams, visit).draw(np.array([i], dtype=np.int64)))[0]
         for i in reversed(indices)
@@ -71,11 +71,11 @@ def test_a_stream_stays_in_a_shard_for_a_visit_and_sees_each_shard_once_a_cycle(
 
 
 def test_documents_are_drawn_uniformly_then_starts_uniformly():
-    found = sampler(shards=[Lengths(20, 100, 57, 10)]).draw(np.arange(30_000))
-    documents, counts = np.unique(found.document, return_counts=True)
+    windows = sampler(shards=[Lengths(20, 100, 57, 10)]).draw(np.arange(30_000))
+    documents, counts = np.unique(windows.document, return_counts=True)
     assert documents.tolist() == [0, 1, 2]
     assert stats.chisquare(counts).pvalue > 1e-3
-    starts = np.bincount(found.start[found.document == 1], minlength=84)
+    starts = np.bincount(windows.start[windows.document == 1], minlength=84)
     assert len(starts) == 100 - CONTEXT
     assert stats.chisquare(starts).pvalue > 1e-3
 
@@ -114,7 +114,7 @@ def test_every_sampler_is_a_function_of_seed_and_index(make, seed, indices):
 
 def test_token_uniform_draws_every_valid_start_alike():
     shards = [Lengths(20, 57, 10), Lengths(16), Lengths(18, 30)]
-    found = uniform(visit=1, shards=shards).draw(np.arange(40_000))
+    windows = uniform(visit=1, shards=shards).draw(np.arange(40_000))
     starts = [
         (s, d, k)
         for s, shard in enumerate(shards)
@@ -122,7 +122,7 @@ def test_token_uniform_draws_every_valid_start_alike():
         for k in range(max(0, n - CONTEXT))
     ]
     seen = dict.fromkeys(starts, 0)
-    for shard, document, start, length in drawn(found):
+    for shard, document, start, length in drawn(windows):
         assert length == CONTEXT + 1
         seen[shard, document, start] += 1
     assert stats.chisquare(list(seen.values())).pvalue > 1e-3
@@ -213,8 +213,8 @@ def test_windows_of_visits_are_those_of_the_documented_layout(
 ):
     lengths, shards = shards_of(layout)
     indices = indices_of(layout)
-    found = drawn(kind(shards, CONTEXT, seed, streams, visit, part).draw(np.array(indices)))
-    assert found == [
+    windows = drawn(kind(shards, CONTEXT, seed, streams, visit, part).draw(np.array(indices)))
+    assert windows == [
         expected(lengths, CONTEXT, seed, streams, visit, part, index) for index in indices
     ]
 
@@ -226,8 +226,8 @@ def test_windows_of_visits_are_those_of_the_documented_layout(
 def test_packed_windows_are_those_of_the_documented_layout(seed, part, context, layout):
     lengths, shards = shards_of(layout)
     indices = indices_of(layout)
-    found = drawn(PackedSampler(shards, context, seed, part).draw(np.array(indices)))
-    assert found == [
+    windows = drawn(PackedSampler(shards, context, seed, part).draw(np.array(indices)))
+    assert windows == [
         reference.packed_window(lengths, context, seed, part, index) for index in indices
     ]
 
@@ -239,23 +239,25 @@ def test_a_dataset_alone_has_part_0():
         (PaperSampler, reference.paper_window),
         (TokenUniformSampler, reference.uniform_window),
     ):
-        found = drawn(kind(shards, CONTEXT, 5, 2, 4).draw(indices))
-        assert found == [expected(lengths, CONTEXT, 5, 2, 4, 0, index) for index in range(40)]
-    found = drawn(PackedSampler(shards, CONTEXT, 5).draw(indices))
-    assert found == [reference.packed_window(lengths, CONTEXT, 5, 0, index) for index in range(40)]
+        windows = drawn(kind(shards, CONTEXT, 5, 2, 4).draw(indices))
+        assert windows == [expected(lengths, CONTEXT, 5, 2, 4, 0, index) for index in range(40)]
+    windows = drawn(PackedSampler(shards, CONTEXT, 5).draw(indices))
+    assert windows == [
+        reference.packed_window(lengths, CONTEXT, 5, 0, index) for index in range(40)
+    ]
 
 
 def test_no_index_gives_no_window():
-    for one in (sampler(), uniform(), packed()):
-        assert drawn(one.draw(np.empty(0, dtype=np.int64))) == []
+    for each_sampler in (sampler(), uniform(), packed()):
+        assert drawn(each_sampler.draw(np.empty(0, dtype=np.int64))) == []
 
 
 def test_tokens_of_a_window_are_counted_on_average():
     assert (sampler().tokens_per_window, uniform().tokens_per_window) == (16.0, 16.0)
     # Of 40 tokens: windows of 17, 17 and 8 tokens. Of 16: one window. Of 1: none. Tokens: 16 + 16 +
     # 7 + 15.
-    found = packed(shards=[Lengths(40, 16), Lengths(1)])
-    assert (found.windows_per_epoch, found.tokens_per_window) == (4, 54 / 4)
+    packed_sampler = packed(shards=[Lengths(40, 16), Lengths(1)])
+    assert (packed_sampler.windows_per_epoch, packed_sampler.tokens_per_window) == (4, 54 / 4)
 
 
 @pytest.mark.parametrize(("make", "least"), [(sampler, 17), (uniform, 17), (packed, 2)])

@@ -92,17 +92,17 @@ def test_a_line_that_is_no_document_stops_the_work_and_is_named(
 def test_skipped_lines_are_counted_by_kind_and_every_good_document_is_kept(
     faulty, texts, tokenizer_path, tmp_path
 ):
-    found = prepare(
+    dataset = prepare(
         [str(faulty)],
         tokenizer_path,
         tmp_path / "data",
         PrepareOptions(validation_fraction=0.3, on_error="skip"),
     )
-    (source,) = found.manifest.sources
+    (source,) = dataset.manifest.sources
     counts = source.counts
     good = {document.id: document.text for document in read_documents(texts / "austen.jsonl")}
     strange = {json.loads(line.decode("utf-8-sig"))["id"]: text for line, text in STRANGE.values()}
-    assert named_texts(found) == good | strange
+    assert named_texts(dataset) == good | strange
     assert counts.dropped == {kind: often for often, kind in enumerate(REFUSED, 1)} | {EMPTY: 2}
     assert counts.noted == dict.fromkeys(STRANGE, 1)
     assert counts.kept == len(good) + len(strange)
@@ -111,13 +111,13 @@ def test_skipped_lines_are_counted_by_kind_and_every_good_document_is_kept(
 
 
 def test_the_first_of_each_kind_is_told_by_file_and_line(faulty, tokenizer_path, tmp_path):
-    found = prepare(
+    dataset = prepare(
         [str(faulty)],
         tokenizer_path,
         tmp_path / "data",
         PrepareOptions(validation_fraction=0.3, on_error="skip"),
     )
-    examples = found.manifest.sources[0].counts.examples
+    examples = dataset.manifest.sources[0].counts.examples
     lines = faulty.read_bytes().splitlines()
     assert examples.keys() == {*REFUSED, EMPTY}
     for kind, line in REFUSED.items():
@@ -139,9 +139,9 @@ def test_where_an_input_lies_does_not_reach_the_fingerprint(faulty, tokenizer_pa
 def test_empty_and_strange_documents_do_not_stop_the_work(texts, tokenizer_path, tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b"\n".join([EMPTY_LINE, *(line for line, _ in STRANGE.values())]))
-    found = prepare([str(path)], tokenizer_path, tmp_path / "data", WHOLE_TRAIN)
-    assert list(named_texts(found).values()) == [text for _, text in STRANGE.values()]
-    counts = found.manifest.sources[0].counts
+    dataset = prepare([str(path)], tokenizer_path, tmp_path / "data", WHOLE_TRAIN)
+    assert list(named_texts(dataset).values()) == [text for _, text in STRANGE.values()]
+    counts = dataset.manifest.sources[0].counts
     assert (counts.dropped, counts.noted) == ({EMPTY: 1}, dict.fromkeys(STRANGE, 1))
 
 
@@ -150,10 +150,10 @@ def test_documents_below_the_least_length_are_dropped_and_counted(texts, tokeniz
     documents = list(read_documents(path))
     lengths = [
         len(ids) + 1
-        for ids in TokenizerFile(tokenizer_path).encode([one.text for one in documents])
+        for ids in TokenizerFile(tokenizer_path).encode([document.text for document in documents])
     ]
     least = sorted(lengths)[len(lengths) // 3] + 1
-    found = prepare(
+    dataset = prepare(
         [str(path)],
         tokenizer_path,
         tmp_path / "data",
@@ -162,8 +162,8 @@ def test_documents_below_the_least_length_are_dropped_and_counted(texts, tokeniz
     kept = [
         document.id for document, length in zip(documents, lengths, strict=True) if length >= least
     ]
-    assert list(named_texts(found)) == kept
-    counts = found.manifest.sources[0].counts
+    assert list(named_texts(dataset)) == kept
+    counts = dataset.manifest.sources[0].counts
     first = next(number for number, length in enumerate(lengths) if length < least)
     assert counts.dropped == {SHORT: len(documents) - len(kept)}
     assert counts.examples == {SHORT: f"sotu.jsonl:{first}"}
@@ -194,9 +194,9 @@ def test_an_input_that_changes_after_it_was_hashed_is_refused(
     hashed = Input.facts
 
     def facts(self):
-        told = hashed(self)
+        result = hashed(self)
         path.write_bytes(path.read_bytes().replace(b"Congress", b"congress"))
-        return told
+        return result
 
     monkeypatch.setattr(Input, "facts", facts)
     with pytest.raises(InputError, match=r"sotu\.jsonl: changed while it was read"):
@@ -227,7 +227,10 @@ def prepare_mixed(folder: Path, tokenizer: Path, out: Path, means: Means) -> dic
 def mixed(faulty, texts) -> Path:
     """Inputs of each kind in one folder, faults among them."""
     documents = list(read_documents(texts / "sotu.jsonl"))
-    table = {"id": [one.id for one in documents[20:]], "text": [one.text for one in documents[20:]]}
+    table = {
+        "id": [document.id for document in documents[20:]],
+        "text": [document.text for document in documents[20:]],
+    }
     pq.write_table(pa.table(table), faulty.parent / "rows.parquet")
     for document in documents[:20]:
         (faulty.parent / f"{document.id}.txt").write_text(document.text, encoding="utf-8")
@@ -270,11 +273,11 @@ def test_a_document_of_50_megabytes_goes_through_in_little_memory(real_data, tmp
         json.dumps({"id": "big", "text": text}, ensure_ascii=False), encoding="utf-8"
     )
     tokenizer = real_data / "tokenizer" / "smollm2.json"
-    told = (
+    line = (
         f"-m tokencodes prepare {tmp_path / 'big.jsonl'} --tokenizer {tokenizer}"
         f" --validation-fraction 0 --out {tmp_path / 'data'}"
     )
-    measured = [sys.executable, "-c", PEAK, sys.executable, *told.split(), "--json"]
+    measured = [sys.executable, "-c", PEAK, sys.executable, *line.split(), "--json"]
     assert int(subprocess.run(measured, capture_output=True, check=True).stdout) < 1_000_000_000
 
     (shard,) = Dataset(tmp_path / "data").own_shards

@@ -139,11 +139,11 @@ def test_refusals_stand_in_order_among_the_documents_with_their_kinds(tmp_path):
     ]
     path.write_bytes(b"\r\n".join(lines))
     position = Position()
-    found = [
+    contents = [
         row.kind if isinstance(row, Refusal) else row.text
         for row in read_rows(path, Columns(), position)
     ]
-    assert found == [
+    assert contents == [
         "one",
         "not JSON",
         "not UTF-8",
@@ -159,14 +159,14 @@ def test_refusals_stand_in_order_among_the_documents_with_their_kinds(tmp_path):
 def test_parquet_rows_that_are_no_text_are_named(tmp_path):
     text = pa.array([b"fine", b"caf\xe9", None, b"ok"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
-    found = list(read_rows(tmp_path / "a.parquet", Columns(), Position()))
-    assert [row.kind if isinstance(row, Refusal) else row.text for row in found] == [
+    rows = list(read_rows(tmp_path / "a.parquet", Columns(), Position()))
+    assert [row.kind if isinstance(row, Refusal) else row.text for row in rows] == [
         "fine",
         "not UTF-8",
         "null text",
         "ok",
     ]
-    assert "a.parquet, row 2: not UTF-8" in found[1].message
+    assert "a.parquet, row 2: not UTF-8" in rows[1].message
 
 
 def test_a_damaged_page_of_parquet_names_the_file(tmp_path):
@@ -211,10 +211,10 @@ def test_a_parquet_page_without_a_checksum_can_be_altered_without_notice_as_the_
 def test_a_parquet_value_that_python_cannot_hold_is_a_row_that_is_named(tmp_path):
     dates = pa.array([1, 2**62], pa.timestamp("us"))
     pq.write_table(pa.table({"text": ["fine", "not"], "id": dates}), tmp_path / "a.parquet")
-    found = list(read_rows(tmp_path / "a.parquet", Columns(), Position()))
-    assert found[0].text == "fine"
-    assert found[1].kind == "odd value"
-    assert "a.parquet, row 2: a value that cannot be read" in found[1].message
+    rows = list(read_rows(tmp_path / "a.parquet", Columns(), Position()))
+    assert rows[0].text == "fine"
+    assert rows[1].kind == "odd value"
+    assert "a.parquet, row 2: a value that cannot be read" in rows[1].message
 
 
 def zstd(data: bytes) -> bytes:

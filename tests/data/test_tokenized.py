@@ -66,10 +66,10 @@ def ids_of(dataset: Dataset) -> list[list[int]]:
 
 
 def read(path: Path, batch_tokens: int = 1000) -> list[list[int]]:
-    found = []
+    documents = []
     for ids, sizes in read_tokenized(path, VOCAB, batch_tokens):
-        found += [one.tolist() for one in np.split(ids, np.cumsum(sizes)[:-1])]
-    return found
+        documents += [document.tolist() for document in np.split(ids, np.cumsum(sizes)[:-1])]
+    return documents
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_what_datatrove_tokenized_gives_the_ids_that_the_texts_give(
 ):
     options = PrepareOptions(validation_fraction=0, end_of_text=end_of_text)
     whole = prepare([str(texts)], tokenizer_path, tmp_path / "texts", options)
-    found = prepare([str(tokenized[eos])], tokenizer_path, tmp_path / "tokenized", options)
-    assert ids_of(found) == ids_of(whole)
-    assert len(found.manifest.sources) == len(whole.manifest.sources) == 2
-    for here, there in zip(found.manifest.sources, whole.manifest.sources, strict=True):
+    dataset = prepare([str(tokenized[eos])], tokenizer_path, tmp_path / "tokenized", options)
+    assert ids_of(dataset) == ids_of(whole)
+    assert len(dataset.manifest.sources) == len(whole.manifest.sources) == 2
+    for here, there in zip(dataset.manifest.sources, whole.manifest.sources, strict=True):
         assert (here.counts.documents, here.counts.kept) == (
             there.counts.documents,
             there.counts.kept,
@@ -97,8 +97,8 @@ def test_bytes_of_text_are_counted_from_the_ids_and_what_ends_a_document_is_none
     eos, tokenized, texts, tokenizer_path, tmp_path
 ):
     whole = prepare([str(texts)], tokenizer_path, tmp_path / "texts", ALL)
-    found = prepare([str(tokenized[eos])], tokenizer_path, tmp_path / "tokenized", ALL)
-    for here, there in zip(found.manifest.sources, whole.manifest.sources, strict=True):
+    dataset = prepare([str(tokenized[eos])], tokenizer_path, tmp_path / "tokenized", ALL)
+    for here, there in zip(dataset.manifest.sources, whole.manifest.sources, strict=True):
         assert here.counts.text_bytes == there.counts.text_bytes > 0
         assert here.counts.token_bytes == there.counts.token_bytes > 0
 
@@ -122,7 +122,7 @@ def test_batches_of_any_size_give_the_same_bytes(tokenized, tokenizer_path, tmp_
 def test_a_document_is_named_by_file_and_number_and_split_by_that_name(
     tokenized, tokenizer_path, tmp_path
 ):
-    found = prepare(
+    dataset = prepare(
         [str(tokenized[None])],
         tokenizer_path,
         tmp_path / "data",
@@ -135,7 +135,9 @@ def test_a_document_is_named_by_file_and_number_and_split_by_that_name(
             for number in range(len(np.fromfile(f"{file}.index", dtype="<u8")))
         ]
         for side in ("train", "validation"):
-            shards = [shard for shard in found.shards(side) if shard.path.parent.name == entry.name]
+            shards = [
+                shard for shard in dataset.shards(side) if shard.path.parent.name == entry.name
+            ]
             names = [name for shard in shards for name in shard.names()["id"].to_pylist()]
             assert names == [
                 place for place in places if split_of(Document("", place), 3, 0.2) == side
@@ -145,11 +147,11 @@ def test_a_document_is_named_by_file_and_number_and_split_by_that_name(
 def test_a_folder_of_them_is_found_and_what_lies_beside_them_is_no_input(tokenized):
     folder = tokenized[None]
     assert {file.name.split(".ds")[1] for file in folder.iterdir()} == {"", ".index", ".metadata"}
-    assert [one.name for one in find_inputs([str(folder)])] == [
+    assert [entry.name for entry in find_inputs([str(folder)])] == [
         "austen_00000_unshuffled",
         "sotu_00000_unshuffled",
     ]
-    assert [one.files[0].suffix for one in find_inputs([str(folder / "*")])] == [".ds", ".ds"]
+    assert [entry.files[0].suffix for entry in find_inputs([str(folder / "*")])] == [".ds", ".ds"]
     with pytest.raises(InputError, match="unknown kind of file"):
         find_inputs([str(next(folder.glob("*.index")))])
 
@@ -210,20 +212,23 @@ def test_a_file_without_a_whole_index_stops_the_work_and_leaves_no_dataset(
         InputError, match=r"a\.ds\.index: no such file; the ends of the documents of a\.ds"
     ):
         prepare([str(path)], tokenizer_path, tmp_path / "data", ALL)
-    assert sorted(one.name for one in (tmp_path / "data").iterdir()) == [".lock", "tokenizer.json"]
+    assert sorted(entry.name for entry in (tmp_path / "data").iterdir()) == [
+        ".lock",
+        "tokenizer.json",
+    ]
 
 
 def test_documents_without_text_are_left_out_and_counted_as_those_of_texts_are(
     tokenizer_path, tmp_path
 ):
-    found = prepare(
+    dataset = prepare(
         [str(write(tmp_path / "a.ds", [5, 6, 0, 0, 7], [3, 3, 4, 5]))],
         tokenizer_path,
         tmp_path / "data",
         ALL,
     )
-    assert ids_of(found) == [[5, 6, 0], [7, 0]]
-    counts = found.manifest.sources[0].counts
+    assert ids_of(dataset) == [[5, 6, 0], [7, 0]]
+    counts = dataset.manifest.sources[0].counts
     assert (counts.documents, counts.kept, counts.dropped) == (4, 2, {"empty text": 2})
 
 

@@ -137,21 +137,21 @@ def test_a_run_says_nothing_where_no_byte_is_lost(dataset, tmp_path):
 
 
 def test_an_unknown_token_stands_for_no_byte_and_its_documents_are_counted(altered, tmp_path):
-    found = prepared("quick", altered(without_bytes("q", "<unk>")), tmp_path)
-    assert [ids.tolist()[0] for shard in found.own_shards for ids in shard.ids()] == [VOCAB]
-    assert found.counts.lost_bytes == 1
-    assert found.counts.noted == {UNKNOWN: 1}
+    dataset = prepared("quick", altered(without_bytes("q", "<unk>")), tmp_path)
+    assert [ids.tolist()[0] for shard in dataset.own_shards for ids in shard.ids()] == [VOCAB]
+    assert dataset.counts.lost_bytes == 1
+    assert dataset.counts.noted == {UNKNOWN: 1}
 
 
 def test_an_unknown_token_that_is_special_stands_for_no_byte_either(altered, tmp_path):
-    found = prepared("quick", altered(without_bytes("q", END_OF_TEXT)), tmp_path)
-    assert found.counts.lost_bytes == 1
-    assert found.counts.noted == {UNKNOWN: 1}
+    dataset = prepared("quick", altered(without_bytes("q", END_OF_TEXT)), tmp_path)
+    assert dataset.counts.lost_bytes == 1
+    assert dataset.counts.noted == {UNKNOWN: 1}
 
 
 def test_the_literal_of_a_special_token_is_no_unknown_text(tokenizer_path, tmp_path):
-    found = prepared(f"one{END_OF_TEXT}two", tokenizer_path, tmp_path)
-    assert (found.counts.lost_bytes, found.counts.noted) == (0, {SPECIAL: 1})
+    dataset = prepared(f"one{END_OF_TEXT}two", tokenizer_path, tmp_path)
+    assert (dataset.counts.lost_bytes, dataset.counts.noted) == (0, {SPECIAL: 1})
 
 
 def test_what_a_pre_tokenizer_removes_is_lost(altered, tmp_path):
@@ -166,10 +166,10 @@ def test_what_a_pre_tokenizer_removes_is_lost(altered, tmp_path):
 def test_documents_that_a_normalizer_changes_are_counted_and_its_own_work_is_no_loss(
     altered, tmp_path
 ):
-    found = prepared(
+    dataset = prepared(
         "cafe\u0301", altered(lambda rules: rules.update(normalizer={"type": "NFC"})), tmp_path
     )
-    assert (found.counts.lost_bytes, found.counts.noted) == (0, {CHANGED: 1})
+    assert (dataset.counts.lost_bytes, dataset.counts.noted) == (0, {CHANGED: 1})
 
 
 @pytest.mark.parametrize(

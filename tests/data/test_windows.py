@@ -32,12 +32,12 @@ def test_windows_are_the_tokens_that_the_sampler_named(dataset):
 
 
 def test_held_out_windows_are_frozen_disjoint_and_from_held_out_documents(dataset):
-    one = held_out_windows(dataset, 16, 10)
-    assert one.ids_NT1.shape == (10, 17)
-    assert one.sha256 == held_out_windows(dataset, 16, 10).sha256
+    windows = held_out_windows(dataset, 16, 10)
+    assert windows.ids_NT1.shape == (10, 17)
+    assert windows.sha256 == held_out_windows(dataset, 16, 10).sha256
     everything = held_out_windows(dataset, 16, 10**6)
     held = {bytes(row[:16].tobytes()) for row in everything.ids_NT1}
-    assert {bytes(row[:16].tobytes()) for row in one.ids_NT1} <= held
+    assert {bytes(row[:16].tobytes()) for row in windows.ids_NT1} <= held
     cuts = sum(
         (int(length) - 1) // 16
         for shard in dataset.shards("validation")
@@ -66,8 +66,8 @@ def test_a_context_that_no_held_out_document_has_is_an_error(dataset):
 
 def test_held_out_windows_are_spread_evenly_over_all_documents(dataset):
     every = held_out_windows(dataset, 16, 10**6).ids_NT1
-    some = held_out_windows(dataset, 16, 10).ids_NT1
-    assert some.tolist() == [every[i * len(every) // 10].tolist() for i in range(10)]
+    chosen = held_out_windows(dataset, 16, 10).ids_NT1
+    assert chosen.tolist() == [every[i * len(every) // 10].tolist() for i in range(10)]
 
 
 def test_held_out_windows_are_every_documents_cuts_that_have_all_their_tokens(dataset):
@@ -81,11 +81,11 @@ def test_held_out_windows_are_every_documents_cuts_that_have_all_their_tokens(da
     assert held_out_windows(dataset, 16, 10**6).ids_NT1.tolist() == cuts
     assert held_out_windows(dataset, 16, len(cuts)).ids_NT1.tolist() == cuts
     assert held_out_windows(dataset, 16, 1).ids_NT1.tolist() == cuts[:1]
-    found = held_out_windows(dataset, 16, 7)
-    assert found.ids_NT1.tolist() == [cuts[number * len(cuts) // 7] for number in range(7)]
+    windows = held_out_windows(dataset, 16, 7)
+    assert windows.ids_NT1.tolist() == [cuts[number * len(cuts) // 7] for number in range(7)]
     sizes = dataset.tokenizer.bytes_per_token
-    assert found.text_bytes == sum(
-        int(sizes[id]) for row in found.ids_NT1.tolist() for id in row[1:]
+    assert windows.text_bytes == sum(
+        int(sizes[id]) for row in windows.ids_NT1.tolist() for id in row[1:]
     )
 
 

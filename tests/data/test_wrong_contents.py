@@ -53,9 +53,9 @@ def seal_again(folder: Path, manifest: dict[str, Any]) -> None:
 
 def complaint_about(folder: Path) -> str:
     with pytest.raises(InputError) as caught:
-        found = Dataset(folder)
-        inspect(found, 16, full=True)
-        for shard in found.own_shards:
+        dataset = Dataset(folder)
+        inspect(dataset, 16, full=True)
+        for shard in dataset.own_shards:
             list(shard.ids())
     assert "\n" not in str(caught.value)
     return str(caught.value)

@@ -34,7 +34,7 @@ SHAPE = {
 }
 
 
-def tiny(kind, **told):
+def tiny(kind, **changes):
     """A random model of a family; weights large enough that tokens before matter."""
     torch.manual_seed(0)
     if kind == "gpt2":
@@ -65,7 +65,7 @@ def tiny(kind, **told):
             max_position_embeddings=128,
             initializer_range=0.2,
             **SHAPE,
-            **told,
+            **changes,
         )
         model = LlamaForCausalLM(config)
     return model.eval()
@@ -126,8 +126,8 @@ def evaluated(runs, real_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluated")
     for path in sorted(runs.glob("*/*")):
         subject = open_evaluated(str(path), None, "cpu", "float32")
-        asking = EvaluationSettings(
+        settings = EvaluationSettings(
             benchmarks(SUITE), real_data / "eval", 96, subject.texts.prefix, documents=4
         )
-        evaluate(subject, asking, folder / path.parent.name / path.name)
+        evaluate(subject, settings, folder / path.parent.name / path.name)
     return folder

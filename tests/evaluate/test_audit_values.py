@@ -23,7 +23,7 @@ from tokencodes.evaluate.scorer import Score
 from tokencodes.evaluate.suites import MULTIPLE_CHOICE
 
 
-def asked(dropped=0, lost=0, prefix=None, begin=0):
+def arguments(dropped=0, lost=0, prefix=None, begin=0):
     ids = np.array([5, 6, 7, 8], dtype=np.uint32)
     return Request(
         RequestSource("mmlu_0/law", 3, 1),
@@ -41,36 +41,36 @@ def asked(dropped=0, lost=0, prefix=None, begin=0):
 
 def test_a_record_has_what_was_read_and_what_was_answered():
     score = Score(np.array([-0.1, -2.5, -1e-9], dtype=np.float32), True)
-    found = record_of(asked(dropped=2, lost=1, prefix=0, begin=1), score, "torch.float32")
-    assert (found.task, found.document, found.part, found.kind) == (
+    result = record_of(arguments(dropped=2, lost=1, prefix=0, begin=1), score, "torch.float32")
+    assert (result.task, result.document, result.part, result.kind) == (
         "mmlu_0/law",
         3,
         1,
         "loglikelihood",
     )
-    assert (found.tokens, found.scored, found.dropped, found.lost_bytes, found.prefix) == (
+    assert (result.tokens, result.scored, result.dropped, result.lost_bytes, result.prefix) == (
         4,
         (6, 7, 8),
         2,
         1,
         0,
     )
-    assert found.begin == 1
-    assert (found.context_sha256, found.continuation_sha256) == ("a" * 64, "b" * 64)
-    assert found.read_sha256 == asked().read_sha256 and found.benchmark == "mmlu_0"
-    assert (found.log_probs, found.greedy, found.dtype) == (
+    assert result.begin == 1
+    assert (result.context_sha256, result.continuation_sha256) == ("a" * 64, "b" * 64)
+    assert result.read_sha256 == arguments().read_sha256 and result.benchmark == "mmlu_0"
+    assert (result.log_probs, result.greedy, result.dtype) == (
         (-0.1, -2.5, -1e-9),
         True,
         "torch.float32",
     )
-    assert np.array_equal(np.array(found.log_probs, dtype=np.float32), score.log_probs)
+    assert np.array_equal(np.array(result.log_probs, dtype=np.float32), score.log_probs)
 
 
 def test_an_audit_has_no_answers_on_record():
-    found = record_of(asked())
+    result = record_of(arguments())
     assert (
-        found.log_probs is None
-        and not {"log_probs", "greedy", "dtype"} & found.model_dump(exclude_unset=True).keys()
+        result.log_probs is None
+        and not {"log_probs", "greedy", "dtype"} & result.model_dump(exclude_unset=True).keys()
     )
 
 
@@ -84,7 +84,7 @@ def records():
 
 
 def test_counts_are_sums_over_the_requests_of_a_benchmark():
-    told = records()
+    request_records = records()
     changes = [
         {"dropped": 3},
         {"dropped": 1, "lost_bytes": 2},
@@ -92,10 +92,11 @@ def test_counts_are_sums_over_the_requests_of_a_benchmark():
         {"lost_bytes": 5, "scored": (1,)},
         {"tokens": 11},
     ]
-    told[:5] = [
-        record.model_copy(update=change) for record, change in zip(told[:5], changes, strict=True)
+    request_records[:5] = [
+        record.model_copy(update=change)
+        for record, change in zip(request_records[:5], changes, strict=True)
     ]
-    mmlu, piqa = counts(told)
+    mmlu, piqa = counts(request_records)
     expected = {
         "name": "mmlu_0",
         "documents": 3,
@@ -117,16 +118,16 @@ def test_counts_are_sums_over_the_requests_of_a_benchmark():
 
 
 def test_bytes_that_cannot_be_told_of_one_request_are_not_told_of_the_benchmark():
-    told = records()
-    told[1] = told[1].model_copy(update={"lost_bytes": None})
-    told[0] = told[0].model_copy(update={"lost_bytes": 4})
-    mmlu, piqa = counts(told)
+    request_records = records()
+    request_records[1] = request_records[1].model_copy(update={"lost_bytes": None})
+    request_records[0] = request_records[0].model_copy(update={"lost_bytes": 4})
+    mmlu, piqa = counts(request_records)
     assert mmlu.lost is None and piqa.lost == 0
 
 
 def test_a_context_that_lost_one_token_is_truncated():
-    (found,) = counts([records()[0].model_copy(update={"dropped": 1})])
-    assert (found.truncated, found.dropped) == (1, 1)
+    (result,) = counts([records()[0].model_copy(update={"dropped": 1})])
+    assert (result.truncated, result.dropped) == (1, 1)
 
 
 def every_choice(**changes):
@@ -141,7 +142,8 @@ def every_choice(**changes):
         "prefixed": 8,
     }
     return [
-        Count(name=one.name, **{**numbers, **changes.get(one.name, {})}) for one in MULTIPLE_CHOICE
+        Count(name=first.name, **{**numbers, **changes.get(first.name, {})})
+        for first in MULTIPLE_CHOICE
     ]
 
 
@@ -157,27 +159,27 @@ def test_the_papers_line_is_the_sum_of_its_seven_benchmarks():
         lost=9,
         prefixed=9,
     )
-    found = multiple_choice([extra, *every_choice()])
-    assert found.name == "multiple choice without MMLU" and len(MULTIPLE_CHOICE) == 7
-    assert [*found.model_dump().values()][1:] == [7 * value for value in range(1, 9)]
+    result = multiple_choice([extra, *every_choice()])
+    assert result.name == "multiple choice without MMLU" and len(MULTIPLE_CHOICE) == 7
+    assert [*result.model_dump().values()][1:] == [7 * value for value in range(1, 9)]
     unknown = multiple_choice(every_choice(piqa={"lost": None}))
     assert unknown.lost is None and unknown.requests == 14
     assert multiple_choice(every_choice()[1:]) is None and multiple_choice([]) is None
 
 
 def test_the_order_of_requests_does_not_matter_but_their_number_does():
-    told = records()
-    one, other = multiset(told), multiset([*told[::-1], told[0]])
-    assert difference(one, multiset(told[::-1])) is None and multiset_sha256(
-        one
-    ) == multiset_sha256(multiset(told[::-1]))
-    assert multiset_sha256(one) != multiset_sha256(other) and max(other.values()) == 2
+    request_records = records()
+    first, other = multiset(request_records), multiset([*request_records[::-1], request_records[0]])
+    assert difference(first, multiset(request_records[::-1])) is None and multiset_sha256(
+        first
+    ) == multiset_sha256(multiset(request_records[::-1]))
+    assert multiset_sha256(first) != multiset_sha256(other) and max(other.values()) == 2
     assert (
-        difference(one, other)
+        difference(first, other)
         == "1 only in the second (mmlu_0 1; such as mmlu_0/law, document 0, part 0)"
     )
     assert (
-        difference(other, one)
+        difference(other, first)
         == "1 only in the first (mmlu_0 1; such as mmlu_0/law, document 0, part 0)"
     )
 
@@ -188,41 +190,46 @@ def test_the_order_of_requests_does_not_matter_but_their_number_does():
     + [{f"{name}_sha256": "c" * 64} for name in ("context", "continuation", "read")],
 )
 def test_what_makes_two_requests_the_same(change):
-    told = records()
-    other = [told[0].model_copy(update=change), *told[1:]]
-    assert multiset(told) != multiset(other) and multiset_sha256(multiset(told)) != multiset_sha256(
-        multiset(other)
-    )
+    request_records = records()
+    other = [request_records[0].model_copy(update=change), *request_records[1:]]
+    assert multiset(request_records) != multiset(other) and multiset_sha256(
+        multiset(request_records)
+    ) != multiset_sha256(multiset(other))
     answered = [
-        told[0].model_copy(update={"log_probs": (-9.0, -9.0), "dtype": "torch.bfloat16"}),
-        *told[1:],
+        request_records[0].model_copy(
+            update={"log_probs": (-9.0, -9.0), "dtype": "torch.bfloat16"}
+        ),
+        *request_records[1:],
     ]
-    assert multiset(told) == multiset(answered)
+    assert multiset(request_records) == multiset(answered)
 
 
 def test_the_hash_is_over_the_sorted_requests_and_how_often_each_stands():
-    told = records()[:1] * 2
+    request_records = records()[:1] * 2
     key = [
         "mmlu_0/law",
         0,
         0,
-        told[0].context_sha256,
-        told[0].continuation_sha256,
-        told[0].read_sha256,
+        request_records[0].context_sha256,
+        request_records[0].continuation_sha256,
+        request_records[0].read_sha256,
         2,
     ]
-    assert multiset_sha256(multiset(told)) == hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    assert (
+        multiset_sha256(multiset(request_records))
+        == hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    )
 
 
 def test_a_difference_names_the_four_benchmarks_with_most_and_the_first_request():
-    told = [
+    request_records = [
         request(choices(name, number, True))
         for name, size in zip("abcde", (1, 5, 4, 3, 2), strict=True)
         for number in range(size)
     ]
-    found = difference(multiset(told), multiset([request(choices("f", 7, True), 2)]))
+    result = difference(multiset(request_records), multiset([request(choices("f", 7, True), 2)]))
     assert (
-        found == "15 only in the first (b 5, c 4, d 3, e 2; such as a, document 0, part 0); "
+        result == "15 only in the first (b 5, c 4, d 3, e 2; such as a, document 0, part 0); "
         "1 only in the second (f 1; such as f, document 7, part 2)"
     )
 

@@ -27,33 +27,33 @@ def test_two_evaluations_are_contrasted_and_seeds_are_paired(evaluated, tmp_path
         sides(evaluated / "learned" / "seed-1", evaluated / "binary" / "seed-1"), 0.01, 0.005
     )
     assert single["level"] == "these checkpoints" and {
-        one["benchmark"] for one in single["contrasts"]
+        entry["benchmark"] for entry in single["contrasts"]
     } >= {
         "lambada",
         "wikitext",
     }
-    assert sum(one["endpoint"] for one in single["contrasts"]) == 6
+    assert sum(entry["endpoint"] for entry in single["contrasts"]) == 6
     several = compared(sides(evaluated / "learned", evaluated / "binary"), 0.01, 0.005)
     assert several["level"] == "these interfaces, over 2 run seeds" and all(
-        len(one["differences"]) == 2 for one in several["contrasts"]
+        len(entry["differences"]) == 2 for entry in several["contrasts"]
     )
-    for name, told in (("single", single), ("several", several)):
-        page = write_contrast(told, tmp_path / name).read_text()
+    for name, summary in (("single", single), ("several", several)):
+        page = write_contrast(summary, tmp_path / name).read_text()
         assert not [part for part in ('src="http', 'href="http', "url(http") if part in page]
         assert "<svg" in page
         assert (tmp_path / name / "contrast.csv").read_text().count("\n") == len(
-            told["contrasts"]
+            summary["contrasts"]
         ) + 1
 
 
-NOT_TOLD = (
+NO_DIFFERENCE = (
     "these documents do not tell these checkpoints apart (+1.00 points; a difference of 2.00 points"
     " would be detected with a power of 80 %)"
 )
 
 
-def contrast_of(endpoint=True, adjusted=0.5, equivalence=0.5, each=(), **told):
-    told = {
+def contrast_of(endpoint=True, adjusted=0.5, equivalence=0.5, each=(), **summary):
+    summary = {
         "estimate": 0.01,
         "error": 0.004,
         "low": 0.002,
@@ -61,8 +61,8 @@ def contrast_of(endpoint=True, adjusted=0.5, equivalence=0.5, each=(), **told):
         "p": 0.01,
         "documents": 9,
         "clusters": 9,
-    } | told
-    difference = Difference(identical=told.pop("identical", False), **told)
+    } | summary
+    difference = Difference(identical=summary.pop("identical", False), **summary)
     return Contrast(
         "piqa",
         "acc",
@@ -80,15 +80,15 @@ def contrast_of(endpoint=True, adjusted=0.5, equivalence=0.5, each=(), **told):
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("result", "said"),
     [
         (contrast_of(adjusted=0.01), "these checkpoints differ: b is better (+1.00 points)"),
-        (contrast_of(adjusted=0.01, low=-0.001), NOT_TOLD),
+        (contrast_of(adjusted=0.01, low=-0.001), NO_DIFFERENCE),
         (
             contrast_of(equivalence=0.01),
             "these checkpoints differ by less than the margin of 1.00 points (+1.00 points)",
         ),
-        (contrast_of(), NOT_TOLD),
+        (contrast_of(), NO_DIFFERENCE),
         (contrast_of(each=(0.01, 0.01)), "2 run seeds do not tell these checkpoints apart"),
         (
             contrast_of(error=0.0, low=math.nan, high=math.nan),
@@ -101,25 +101,25 @@ def contrast_of(endpoint=True, adjusted=0.5, equivalence=0.5, each=(), **told):
         ),
     ],
 )
-def test_no_more_is_said_than_was_shown(found, said):
-    assert verdict(found, "a", "b", "checkpoints").startswith(said)
+def test_no_more_is_said_than_was_shown(result, said):
+    assert verdict(result, "a", "b", "checkpoints").startswith(said)
 
 
 def test_the_same_weights_another_dtype_or_checkpoints_for_seeds_are_not_contrasted(
     evaluated, tmp_path
 ):
-    one = open_evaluation(evaluated / "learned" / "seed-1")
+    entry = open_evaluation(evaluated / "learned" / "seed-1")
     with pytest.raises(InputError, match="evaluations of the same weights"):
-        contrast(one, one)
+        contrast(entry, entry)
     for name, change in (("dtype", {"dtype": "bfloat16"}), ("step", {"step": 4}), ("weights", {})):
         shutil.copytree(evaluated / "learned", tmp_path / name / "learned")
         file = tmp_path / name / "learned" / "seed-2" / "evaluation.json"
-        told = json.loads(file.read_text())
+        summary = json.loads(file.read_text())
         first = json.loads((evaluated / "learned" / "seed-1" / "evaluation.json").read_text())[
             "identity"
         ]
-        told["identity"] |= change or {"weights_sha256": first["weights_sha256"]}
-        file.write_text(json.dumps(told))
+        summary["identity"] |= change or {"weights_sha256": first["weights_sha256"]}
+        file.write_text(json.dumps(summary))
     with pytest.raises(
         InputError, match="seed-2 in bfloat16: rounding would pass for a difference"
     ):
@@ -131,8 +131,8 @@ def test_the_same_weights_another_dtype_or_checkpoints_for_seeds_are_not_contras
 
 def test_other_recipes_are_not_put_down_to_the_interface(evaluated):
     pairs = sides(evaluated / "learned", evaluated / "binary")
-    told = compared(pairs, same_recipe=False)
-    assert told["level"] == "these interfaces, over 2 run seeds, of which recipes differ too"
+    summary = compared(pairs, same_recipe=False)
+    assert summary["level"] == "these interfaces, over 2 run seeds, of which recipes differ too"
 
 
 def test_other_requests_are_not_contrasted_and_it_is_said_which(
@@ -166,17 +166,17 @@ def test_other_requests_are_not_contrasted_and_it_is_said_which(
 def test_a_contrast_says_what_it_left_out_and_takes_no_margin_for_points(
     evaluated, tmp_path, capsys
 ):
-    asked = [
+    arguments = [
         "contrast",
         str(evaluated / "learned" / "seed-1"),
         str(evaluated / "binary" / "seed-1"),
     ]
     for margin in ("1", "nan", "inf", "-0.1"):
-        assert command([*asked, "--margin", margin]) == 2
+        assert command([*arguments, "--margin", margin]) == 2
         assert "between 0 and 0.5; 0.01 is one point" in capsys.readouterr().err
-    assert command([*asked, "--out", str(evaluated / "learned")]) == 2
+    assert command([*arguments, "--out", str(evaluated / "learned")]) == 2
     assert "neither empty nor of this command" in capsys.readouterr().err
-    assert command([*asked, "--out", str(tmp_path / "out")]) == 0
+    assert command([*arguments, "--out", str(tmp_path / "out")]) == 0
     page, table = (
         (tmp_path / "out" / "contrast.html").read_text(),
         (tmp_path / "out" / "contrast.md").read_text(),
@@ -198,10 +198,10 @@ def test_one_cluster_gives_no_error_and_that_is_said(runs, real_data, tmp_path):
     for arm in ("learned", "binary"):
         subject = open_evaluated(str(runs / arm / "seed-1"), None, "cpu", "float32")
         for suite, name in (("lambada", "one"), ("lambada,winogrande", "two")):
-            asking = EvaluationSettings(
+            settings = EvaluationSettings(
                 benchmarks(suite), real_data / "eval", 96, subject.texts.prefix, documents=1
             )
-            evaluate(subject, asking, tmp_path / name / arm)
+            evaluate(subject, settings, tmp_path / name / arm)
     with pytest.raises(InputError, match="one cluster of documents in each benchmark"):
         compared(sides(tmp_path / "one" / "learned", tmp_path / "one" / "binary"))
     with pytest.raises(InputError, match="one cluster of documents in each benchmark"):

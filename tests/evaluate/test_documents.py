@@ -38,7 +38,7 @@ def task_of(benchmark, choices=CHOICES, gold=0, multiple_input=False, text=None)
 
 
 def record(part, log_probs, document=0, **changes):
-    told = {
+    fields = {
         "document": document,
         "part": part,
         "kind": CHOICE,
@@ -46,7 +46,7 @@ def record(part, log_probs, document=0, **changes):
         "lost_bytes": 0,
         "greedy": False,
     }
-    return told | {"log_probs": log_probs, "scored": [1] * len(log_probs)} | changes
+    return fields | {"log_probs": log_probs, "scored": [1] * len(log_probs)} | changes
 
 
 def sample(document=0, **metrics):
@@ -55,25 +55,30 @@ def sample(document=0, **metrics):
 
 def choice_record(*log_probs, task=None, **metrics):
     """The record of one document whose choices have these log-probabilities."""
-    requests = [record(part, some) for part, some in enumerate(log_probs)]
-    (found,) = document_records(task or task_of(ARC_EASY), [sample(**metrics)], reversed(requests))
-    return found
+    requests = [record(part, values) for part, values in enumerate(log_probs)]
+    (document,) = document_records(
+        task or task_of(ARC_EASY), [sample(**metrics)], reversed(requests)
+    )
+    return document
 
 
 def test_choices_are_compared_as_they_are_and_by_characters_bytes_and_tokens():
-    found = choice_record([-2.0], [-3.0], [-1.25, -3.75], acc=1.0, acc_norm=0.0)
-    assert found["log_probs"] == [-2.0, -3.0, -5.0] and (found["gold"], found["choices"]) == (0, 3)
+    document = choice_record([-2.0], [-3.0], [-1.25, -3.75], acc=1.0, acc_norm=0.0)
+    assert document["log_probs"] == [-2.0, -3.0, -5.0] and (
+        document["gold"],
+        document["choices"],
+    ) == (0, 3)
     # by characters -2, -1.5, -1.25; by bytes -1, -1.5, -1.25; by tokens -2, -3, -2.5
-    assert found["taken"] == {"none": 0, "characters": 2, "bytes": 0, "tokens": 0}
-    assert found["equal_best"] == {"none": 1, "characters": 1, "bytes": 1, "tokens": 1}
-    assert found["metrics"] == {"acc": 1.0, "acc_norm": 0.0}
+    assert document["taken"] == {"none": 0, "characters": 2, "bytes": 0, "tokens": 0}
+    assert document["equal_best"] == {"none": 1, "characters": 1, "bytes": 1, "tokens": 1}
+    assert document["metrics"] == {"acc": 1.0, "acc_norm": 0.0}
 
 
 def test_of_equal_choices_the_first_is_taken_and_the_tie_is_counted():
-    found = choice_record([-5.0], [-2.0], [-2.0], acc=0.0)
-    assert found["taken"]["none"] == 1 and found["equal_best"]["none"] == 2
-    found = choice_record([-2.0], [-2.0], [-2.0], acc=1.0)
-    assert found["taken"]["none"] == 0 and found["equal_best"] == {
+    document = choice_record([-5.0], [-2.0], [-2.0], acc=0.0)
+    assert document["taken"]["none"] == 1 and document["equal_best"]["none"] == 2
+    document = choice_record([-2.0], [-2.0], [-2.0], acc=1.0)
+    assert document["taken"]["none"] == 0 and document["equal_best"] == {
         "none": 3,
         "characters": 1,
         "bytes": 1,
@@ -95,8 +100,14 @@ def test_ties_are_counted_by_accuracy():
         "acc": {"best": 1, "all": 1}
     }
     assert ties_of([]) == {}
-    told = results((ARC_EASY,), [one | {"task": "arc_easy"} for one in documents])["arc_easy"]
-    assert told["ties"] == ties_of(documents) and told["documents"] == 4 and told["acc"] == 1.0
+    metrics = results((ARC_EASY,), [document | {"task": "arc_easy"} for document in documents])[
+        "arc_easy"
+    ]
+    assert (
+        metrics["ties"] == ties_of(documents)
+        and metrics["documents"] == 4
+        and metrics["acc"] == 1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,8 +132,10 @@ def test_the_right_choice_may_be_named_by_its_text():
 
 def test_choices_that_are_contexts_have_no_lengths():
     task = task_of(ARC_EASY, gold=None, multiple_input=True, text=1)
-    found = choice_record([-2.0], [-1.5, -0.25], [-4.0], task=task, acc=1.0, acc_norm=0.0)
-    assert found["gold"] == 1 and set(found["taken"].values()) == {1}  # by characters it would be 2
+    document = choice_record([-2.0], [-1.5, -0.25], [-4.0], task=task, acc=1.0, acc_norm=0.0)
+    assert document["gold"] == 1 and set(document["taken"].values()) == {
+        1
+    }  # by characters it would be 2
 
 
 def test_a_document_of_one_continuation_is_right_if_it_is_greedy():
@@ -150,16 +163,16 @@ def test_a_document_of_one_continuation_is_right_if_it_is_greedy():
         True,
         None,
     )
-    assert [one["cluster"] for one in (first, second)] == ["0", "1"]
-    told = results((LAMBADA,), [first, second])["lambada"]
-    assert told == {"documents": 2, "acc": 0.5, "perplexity": pytest.approx(np.exp(2.5))}
+    assert [document["cluster"] for document in (first, second)] == ["0", "1"]
+    metrics = results((LAMBADA,), [first, second])["lambada"]
+    assert metrics == {"documents": 2, "acc": 0.5, "perplexity": pytest.approx(np.exp(2.5))}
 
 
 @pytest.mark.parametrize("dropped", [0, 1])
 def test_one_dropped_token_of_one_choice_makes_a_document_truncated(dropped):
     requests = [record(0, [-1.0]), record(1, [-2.0], dropped=dropped)]
-    (found,) = document_records(task_of(ARC_EASY, CHOICES[:2]), [sample(acc=1.0)], requests)
-    assert found["truncated"] is bool(dropped)
+    (document,) = document_records(task_of(ARC_EASY, CHOICES[:2]), [sample(acc=1.0)], requests)
+    assert document["truncated"] is bool(dropped)
 
 
 @pytest.mark.parametrize(
@@ -171,15 +184,20 @@ def test_a_rolling_document_is_the_sum_of_its_windows(lost, together):
         for part, of in zip((2, 0, 1), lost, strict=True)
     ]
     row = sample(word_perplexity=(-4.5, 6), byte_perplexity=(-4.5, 30), bits_per_byte=(-4.5, 30))
-    (found,) = document_records(task_of(WIKITEXT), [row], requests)
-    assert (found["nats"], found["words"], found["bytes"], found["tokens"]) == (4.5, 6, 30, 6)
-    assert (
-        found["lost_bytes"] == together
-        and found["metrics"] == {"bits_per_byte": None}
-        and found["truncated"] is False
+    (document,) = document_records(task_of(WIKITEXT), [row], requests)
+    assert (document["nats"], document["words"], document["bytes"], document["tokens"]) == (
+        4.5,
+        6,
+        30,
+        6,
     )
-    told = results((WIKITEXT,), [found, found | {"nats": 9.0}])["wikitext"]
-    assert told == {
+    assert (
+        document["lost_bytes"] == together
+        and document["metrics"] == {"bits_per_byte": None}
+        and document["truncated"] is False
+    )
+    metrics = results((WIKITEXT,), [document, document | {"nats": 9.0}])["wikitext"]
+    assert metrics == {
         "documents": 2,
         "word_perplexity": pytest.approx(np.exp(13.5 / 12)),
         "byte_perplexity": pytest.approx(np.exp(13.5 / 60)),
@@ -190,11 +208,11 @@ def test_a_rolling_document_is_the_sum_of_its_windows(lost, together):
 
 def test_choices_have_the_lost_bytes_of_the_first_and_stand_in_the_order_of_their_parts():
     requests = [record(1, [-2.0], lost_bytes=5), record(0, [-1.0], lost_bytes=3)]
-    (found,) = document_records(task_of(ARC_EASY, CHOICES[:2]), [sample(acc=1.0)], requests)
+    (document,) = document_records(task_of(ARC_EASY, CHOICES[:2]), [sample(acc=1.0)], requests)
     assert (
-        found["lost_bytes"] == 3
-        and found["log_probs"] == [-1.0, -2.0]
-        and found["task"] == "arc_easy"
+        document["lost_bytes"] == 3
+        and document["log_probs"] == [-1.0, -2.0]
+        and document["task"] == "arc_easy"
     )
 
 
@@ -233,12 +251,19 @@ def test_a_model_with_constant_logits_is_reported_as_ties(
         model.lm_head.weight.zero_()
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_bytes(tokenizer_path.read_bytes())
-    asked = ["evaluate", str(tmp_path / "model"), "--suite", "commonsense_qa", "--documents", "12"]
-    asked += ["--data", str(real_data / "eval"), "--out", str(tmp_path / "out")]
-    assert command([*asked, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["results"]["commonsense_qa"]
-    assert told["ties"]["acc"] == {"best": 12, "all": 12}
+    arguments = [
+        "evaluate",
+        str(tmp_path / "model"),
+        "--suite",
+        "commonsense_qa",
+        "--documents",
+        "12",
+    ]
+    arguments += ["--data", str(real_data / "eval"), "--out", str(tmp_path / "out")]
+    assert command([*arguments, "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)["results"]["commonsense_qa"]
+    assert metrics["ties"]["acc"] == {"best": 12, "all": 12}
     page = (tmp_path / "out" / "report.html").read_text()
     assert "12 (12)" in page and "CommonsenseQA: 12 of 12 documents are ties in acc." in page
     assert "12 (12)" in (tmp_path / "out" / "results.md").read_text()
-    assert command(asked) == 0 and "ties" in capsys.readouterr().out
+    assert command(arguments) == 0 and "ties" in capsys.readouterr().out

@@ -24,31 +24,41 @@ from tokencodes.report.evaluations import write_evaluation
 
 def test_every_request_is_on_record(evaluated):
     folder = evaluated / "learned" / "seed-1"
-    told = json.loads((folder / "evaluation.json").read_text())
+    evaluation = json.loads((folder / "evaluation.json").read_text())
     records = list(read_requests(folder))
-    assert sum(one["requests"] for one in told["audit"]) == len(records)
+    assert sum(entry["requests"] for entry in evaluation["audit"]) == len(records)
     assert (
-        {one["documents"] for one in told["audit"]}
+        {entry["documents"] for entry in evaluation["audit"]}
         == {4}
-        == {one["documents"] for one in told["results"].values()}
+        == {entry["documents"] for entry in evaluation["results"].values()}
     )
-    assert all(len(one.log_probs) == len(one.scored) and max(one.log_probs) < 0 for one in records)
-    truncated = {one["name"]: one["truncated"] for one in told["audit"]}
+    assert all(
+        len(request.log_probs) == len(request.scored) and max(request.log_probs) < 0
+        for request in records
+    )
+    truncated = {entry["name"]: entry["truncated"] for entry in evaluation["audit"]}
     assert truncated["mmlu_5"] == 16 and truncated["winogrande"] == 0
-    assert told["sensitivity"]["truncation"]["mmlu_5"]["whole_only"] is None
-    assert told["second_opinion"]["checked"] >= 6 and told["second_opinion"]["largest"] < 1e-4
-    assert {one["which"] for one in told["sensitivity"]["prefix"]} == {"default", "none", "other"}
+    assert evaluation["sensitivity"]["truncation"]["mmlu_5"]["whole_only"] is None
+    assert (
+        evaluation["second_opinion"]["checked"] >= 6
+        and evaluation["second_opinion"]["largest"] < 1e-4
+    )
+    assert {entry["which"] for entry in evaluation["sensitivity"]["prefix"]} == {
+        "default",
+        "none",
+        "other",
+    }
     assert not (folder / "journal").exists()
 
 
 def test_a_fixed_code_pays_ln_v_for_the_first_token_after_the_zero_code(evaluated):
     of = {}
     for arm in ("learned", "binary"):
-        told = json.loads((evaluated / arm / "seed-1" / "evaluation.json").read_text())
+        evaluation = json.loads((evaluated / arm / "seed-1" / "evaluation.json").read_text())
         of[arm] = next(
-            one
-            for one in told["sensitivity"]["prefix"]
-            if one["which"] == "default" and one["benchmark"] == "wikitext"
+            entry
+            for entry in evaluation["sensitivity"]["prefix"]
+            if entry["which"] == "default" and entry["benchmark"] == "wikitext"
         )
     # ln 320
     assert of["binary"]["prefix"] == 0 and of["binary"]["first_token"] == pytest.approx(
@@ -63,11 +73,11 @@ def test_the_same_command_keeps_a_finished_evaluation_and_refuses_another(
     folder = tmp_path / "copy"
     shutil.copytree(evaluated / "learned" / "seed-1", folder)
     subject = open_evaluated(str(runs / "learned" / "seed-1"), None, "cpu", "float32")
-    asking = EvaluationSettings(
+    settings = EvaluationSettings(
         benchmarks(SUITE), real_data / "eval", 96, subject.texts.prefix, documents=4
     )
     before = (folder / "evaluation.json").stat().st_mtime_ns
-    evaluate(subject, asking, folder)
+    evaluate(subject, settings, folder)
     assert (folder / "evaluation.json").stat().st_mtime_ns == before
     with pytest.raises(InputError, match="holds another evaluation"):
         evaluate(
@@ -83,9 +93,9 @@ def test_what_lm_eval_calls_the_accuracy_is_what_the_documents_say(evaluated):
     folder = evaluated / "binary" / "seed-2"
     record = read_evaluation(folder)
     right = [
-        one.taken["none"] == one.gold
-        for one in read_documents(folder, record)
-        if one.task == "arc_easy"
+        document.taken["none"] == document.gold
+        for document in read_documents(folder, record)
+        if document.task == "arc_easy"
     ]
     assert record.results["arc_easy"].acc == sum(right) / 4
     assert record.sensitivity.norms["arc_easy"].none == sum(right) / 4
@@ -105,16 +115,16 @@ def test_the_second_scorer_finds_a_wrong_score(runs, evaluated):
     def claim(log_probs, flag=greedy):
         return Claim("t", 0, 0, "She was", " happy", None, tuple(log_probs), flag)
 
-    told = (subject.model, subject.texts.tokenizer)
-    assert check(*told, [claim(right)], 96, 0).largest < 1e-5
+    model_and_tokenizer = (subject.model, subject.texts.tokenizer)
+    assert check(*model_and_tokenizer, [claim(right)], 96, 0).largest < 1e-5
     with pytest.raises(
         CheckFailed, match=r"t, document 0, part 0: a second, independent scorer differs by 0\.001"
     ):
-        check(*told, [claim([value + 1e-3 for value in right])], 96, 0)
+        check(*model_and_tokenizer, [claim([value + 1e-3 for value in right])], 96, 0)
     with pytest.raises(CheckFailed, match=f"says greedy {greedy}"):
-        check(*told, [claim(right, not greedy)], 96, 0)
+        check(*model_and_tokenizer, [claim(right, not greedy)], 96, 0)
     with pytest.raises(CheckFailed, match="tokens were scored, a second scorer finds"):
-        check(*told, [claim([*right, -1.0])], 96, 0)
+        check(*model_and_tokenizer, [claim([*right, -1.0])], 96, 0)
     assert (
         sample([claim(right)] * 5, 3, 1) == sample([claim(right)] * 5, 3, 1)
         and len(sample([claim(right)] * 5, 3, 1)) == 3
@@ -144,7 +154,7 @@ def test_a_damaged_or_missing_file_of_rows_is_named(real_data, tmp_path, capsys)
     rows.chmod(0o644)
     data = gzip.decompress(rows.read_bytes())
     rows.write_bytes(gzip.compress(data.replace(b"guinea pig", b"guinea fig", 1)))
-    asked = [
+    arguments = [
         "audit",
         "--suite",
         "piqa",
@@ -153,22 +163,22 @@ def test_a_damaged_or_missing_file_of_rows_is_named(real_data, tmp_path, capsys)
         "--tokenizer",
         str(real_data / "tokenizer" / "smollm2.json"),
     ]
-    assert command(asked) == 2
+    assert command(arguments) == 2
     assert "piqa_validation.jsonl.gz: its lines have SHA-256" in capsys.readouterr().err
     broken = bytearray(gzip.compress(data))
     broken[len(broken) // 2] ^= 255
     rows.write_bytes(broken)
-    assert command(asked) == 2
+    assert command(arguments) == 2
     assert "piqa_validation.jsonl.gz: damaged" in capsys.readouterr().err
     rows.unlink()
-    assert command(asked) == 2
+    assert command(arguments) == 2
     assert (
         "piqa_validation.jsonl.gz: no such file; its lines have SHA-256 61533005"
         in capsys.readouterr().err
     )
     # uncompressed, it is the same rows
     (tmp_path / "eval" / "piqa_validation.jsonl").write_bytes(data)
-    assert command([*asked, "--json"]) == 0
+    assert command([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["audit"][0]["requests"] == 3676
 
 
@@ -219,8 +229,8 @@ def test_bad_input_is_one_line(runs, real_data, tmp_path, capsys):
         ),
     ):
         assert command(["evaluate", *arguments]) == 2
-        told = capsys.readouterr().err
-        assert said in told and told.count("\n") == 1, told
+        output = capsys.readouterr().err
+        assert said in output and output.count("\n") == 1, output
     assert not (tmp_path / "out").exists()
 
 
@@ -266,9 +276,11 @@ def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_h
         )
         (tmp_path / "run" / "config.toml").write_text(kept.replace(before, data))
         assert open_evaluated(str(tmp_path / "run"), None, "cpu", "float32").held_out is said
-    asking = EvaluationSettings(benchmarks("embedded"), None, 96, by_run.texts.prefix, documents=2)
-    told = evaluate(by_run, asking, tmp_path / "out")["identity"]
-    assert told["rows"] == "embedded" and told["embedded_held_out"] is None
+    settings = EvaluationSettings(
+        benchmarks("embedded"), None, 96, by_run.texts.prefix, documents=2
+    )
+    identity = evaluate(by_run, settings, tmp_path / "out")["identity"]
+    assert identity["rows"] == "embedded" and identity["embedded_held_out"] is None
     page = write_evaluation([tmp_path / "out"], tmp_path / "out").read_text()
     assert (
         "Whether the embedded text was in its training is not known" in page
@@ -280,7 +292,7 @@ def test_a_run_is_the_same_by_whatever_path_and_embedded_text_is_not_taken_for_h
 def test_what_a_kill_leaves_is_no_foreign_file(runs, tmp_path):
     (tmp_path / "out" / "journal").mkdir(parents=True)
     (tmp_path / "out" / ".tmp-evaluation.json").touch()
-    asked = [
+    arguments = [
         "evaluate",
         str(runs / "learned" / "seed-1"),
         "--suite",
@@ -289,11 +301,15 @@ def test_what_a_kill_leaves_is_no_foreign_file(runs, tmp_path):
         "1",
         "--out",
     ]
-    assert command([*asked, str(tmp_path / "out")]) == 0 == command([*asked, str(tmp_path / "out")])
+    assert (
+        command([*arguments, str(tmp_path / "out")])
+        == 0
+        == command([*arguments, str(tmp_path / "out")])
+    )
 
 
 def test_an_audit_reads_no_more_at_once_than_the_model(runs, real_data, capsys):
-    asked = [
+    arguments = [
         "audit",
         "--suite",
         "lambada",
@@ -303,23 +319,27 @@ def test_an_audit_reads_no_more_at_once_than_the_model(runs, real_data, capsys):
         "3",
         "--json",
     ]
-    assert command([*asked, "--tokenizer", str(runs / "learned" / "seed-1")]) == 0
+    assert command([*arguments, "--tokenizer", str(runs / "learned" / "seed-1")]) == 0
     assert json.loads(capsys.readouterr().out)["context_length"] == 96
     assert (
         command(
-            [*asked, "--tokenizer", str(runs / "learned" / "seed-1" / "model" / "tokenizer.json")]
+            [
+                *arguments,
+                "--tokenizer",
+                str(runs / "learned" / "seed-1" / "model" / "tokenizer.json"),
+            ]
         )
         == 0
     )
     assert json.loads(capsys.readouterr().out)["context_length"] == 96
-    assert command([*asked, "--tokenizer", str(real_data / "no" / "such" / "folder")]) == 2
+    assert command([*arguments, "--tokenizer", str(real_data / "no" / "such" / "folder")]) == 2
     assert "no such file or folder" in capsys.readouterr().err
 
 
 def test_a_chat_template_is_not_passed_over(runs, real_data, tmp_path, capsys):
     shutil.copytree(runs / "learned" / "seed-1" / "model", tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
-    asked = [
+    arguments = [
         "evaluate",
         str(tmp_path / "model"),
         "--suite",
@@ -329,14 +349,14 @@ def test_a_chat_template_is_not_passed_over(runs, real_data, tmp_path, capsys):
         "--documents",
         "2",
     ]
-    assert command([*asked, "--out", str(tmp_path / "out")]) == 2
+    assert command([*arguments, "--out", str(tmp_path / "out")]) == 2
     assert "has a chat template" in capsys.readouterr().err
-    assert command([*asked, "--out", str(tmp_path / "out"), "--plain-prompts"]) == 0
+    assert command([*arguments, "--out", str(tmp_path / "out"), "--plain-prompts"]) == 0
 
 
 def test_every_checkpoint_of_a_run_makes_curves(runs, real_data, tmp_path, capsys):
     run = runs / "learned" / "seed-1"
-    asked = [
+    arguments = [
         "evaluate",
         str(run),
         "--every-checkpoint",
@@ -345,7 +365,7 @@ def test_every_checkpoint_of_a_run_makes_curves(runs, real_data, tmp_path, capsy
         "--data",
         str(real_data / "eval"),
     ]
-    assert command([*asked, "--documents", "3", "--out", str(tmp_path)]) == 0
+    assert command([*arguments, "--documents", "3", "--out", str(tmp_path)]) == 0
     names = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
     assert (
         len(names) == 2
@@ -353,7 +373,7 @@ def test_every_checkpoint_of_a_run_makes_curves(runs, real_data, tmp_path, capsy
     )
     page = (tmp_path / "report.html").read_text()
     assert "<svg" in page and "Endpoints over checkpoints of one run" in page
-    asked = [
+    arguments = [
         "evaluate",
         str(run / "model"),
         "--every-checkpoint",
@@ -362,12 +382,12 @@ def test_every_checkpoint_of_a_run_makes_curves(runs, real_data, tmp_path, capsy
         "--out",
         str(tmp_path / "b"),
     ]
-    assert command(asked) == 2
+    assert command(arguments) == 2
     assert "--every-checkpoint wants one" in capsys.readouterr().err
 
 
 def test_an_audit_of_a_draw_needs_no_document_of_every_subject(real_data, capsys):
-    asked = [
+    arguments = [
         "audit",
         "--suite",
         "mmlu_0",
@@ -377,7 +397,7 @@ def test_an_audit_of_a_draw_needs_no_document_of_every_subject(real_data, capsys
         str(real_data / "eval"),
         "--json",
     ]
-    assert command([*asked, "--tokenizer", str(real_data / "tokenizer" / "smollm2.json")]) == 0
+    assert command([*arguments, "--tokenizer", str(real_data / "tokenizer" / "smollm2.json")]) == 0
     assert json.loads(capsys.readouterr().out)["audit"][0]["requests"] == 20
 
 
@@ -402,6 +422,6 @@ def test_weights_that_a_folder_lacks_are_not_drawn_at_random(tmp_path, tokenizer
 
 
 def test_another_configuration_is_another_model(tmp_path):
-    one, other = tiny("llama"), tiny("llama")
-    other.config.rms_norm_eps = 1e-3
-    assert weights_sha256(one) == weights_sha256(tiny("llama")) != weights_sha256(other)
+    first, second = tiny("llama"), tiny("llama")
+    second.config.rms_norm_eps = 1e-3
+    assert weights_sha256(first) == weights_sha256(tiny("llama")) != weights_sha256(second)

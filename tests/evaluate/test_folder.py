@@ -35,12 +35,12 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def asked(folder, tmp_path):
+def arguments(folder, tmp_path):
     write_made(tmp_path / "b", DOCUMENTS)
     return ["contrast", str(tmp_path / "b"), str(folder)]
 
 
-def one_line(capsys):
+def error_line(capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "Traceback" not in said, said
     return said
@@ -60,10 +60,10 @@ def test_an_evaluation_is_read_as_it_was_written(folder):
 @pytest.mark.parametrize(
     "text", ["{}", "[]", "null", "3", '"text"', '{"identity": {}}', "", "{", "\xff"]
 )
-def test_an_evaluation_json_with_wrong_contents_is_one_line(text, folder, asked, capsys):
+def test_an_evaluation_json_with_wrong_contents_is_one_line(text, folder, arguments, capsys):
     (folder / "evaluation.json").write_bytes(text.encode("latin-1"))
-    assert command(asked) == 2
-    assert f"{folder}/evaluation.json: " in one_line(capsys)
+    assert command(arguments) == 2
+    assert f"{folder}/evaluation.json: " in error_line(capsys)
     with pytest.raises(InputError, match=r"a/evaluation\.json: "):
         write_evaluation([folder], folder)
 
@@ -197,15 +197,15 @@ def without(line, key):
         ),
     ],
 )
-def test_a_wrong_record_of_a_document_is_one_line(change, said, folder, asked, capsys):
+def test_a_wrong_record_of_a_document_is_one_line(change, said, folder, arguments, capsys):
     rewrite(folder / "documents.jsonl.gz", change)
     with pytest.raises(InputError, match=said):
         open_evaluation(folder)
-    assert command(asked) == 2
-    assert f"{folder}/documents.jsonl.gz" in one_line(capsys)
+    assert command(arguments) == 2
+    assert f"{folder}/documents.jsonl.gz" in error_line(capsys)
 
 
-def test_a_damaged_or_missing_file_of_records_is_one_line(folder, asked, capsys):
+def test_a_damaged_or_missing_file_of_records_is_one_line(folder, arguments, capsys):
     file = folder / "documents.jsonl.gz"
     whole = file.read_bytes()
     for broken in (
@@ -216,18 +216,18 @@ def test_a_damaged_or_missing_file_of_records_is_one_line(folder, asked, capsys)
         whole[:-8] + b"\0" * 8,
     ):
         file.write_bytes(broken)
-        assert command(asked) == 2
-        assert f"{file}: " in one_line(capsys)
+        assert command(arguments) == 2
+        assert f"{file}: " in error_line(capsys)
     file.unlink()
-    assert command(asked) == 2
-    assert f"{file}: no such file" in one_line(capsys)
+    assert command(arguments) == 2
+    assert f"{file}: no such file" in error_line(capsys)
 
 
 def test_wrong_records_of_requests_are_one_line(folder, tmp_path, capsys):
     other = write_made(
         tmp_path / "other", DOCUMENTS, [request(document, text="other") for document in DOCUMENTS]
     )
-    asked = ["contrast", str(other), str(folder)]
+    arguments = ["contrast", str(other), str(folder)]
     for change, said in (
         (
             lambda lines: [without(lines[0], "read_sha256"), *lines[1:]],
@@ -246,35 +246,35 @@ def test_wrong_records_of_requests_are_one_line(folder, tmp_path, capsys):
     ):
         before = (folder / "requests.jsonl.gz").read_bytes()
         rewrite(folder / "requests.jsonl.gz", change)
-        assert command(asked) == 2
-        line = one_line(capsys)
+        assert command(arguments) == 2
+        line = error_line(capsys)
         assert f"{folder}/requests.jsonl.gz" in line and said in line
         (folder / "requests.jsonl.gz").write_bytes(before)
-    assert command(asked) == 2
+    assert command(arguments) == 2
     assert (
         "did not ask the same: 12 only in the first (lambada 4, piqa 4, wikitext 4; such as "
-        in one_line(capsys)
+        in error_line(capsys)
     )
 
 
-def test_documents_in_another_order_are_not_compared(folder, asked, capsys):
+def test_documents_in_another_order_are_not_compared(folder, arguments, capsys):
     rewrite(folder / "documents.jsonl.gz", lambda lines: [lines[1], lines[0], *lines[2:]])
-    assert command(asked) == 2
+    assert command(arguments) == 2
     assert (
         f"{folder}/documents.jsonl.gz: its documents of piqa, or their metrics, are not those of"
-        in one_line(capsys)
+        in error_line(capsys)
     )
 
 
-def test_other_metrics_of_the_same_documents_are_not_compared(folder, asked, capsys):
+def test_other_metrics_of_the_same_documents_are_not_compared(folder, arguments, capsys):
     rewrite(
         folder / "documents.jsonl.gz",
         lambda lines: [changed(line, metrics={"acc": 1.0}) for line in lines[:4]] + lines[4:],
     )
-    assert command(asked) == 2
+    assert command(arguments) == 2
     assert (
         f"{folder}/documents.jsonl.gz: its documents of piqa, or their metrics, are not those of"
-        in one_line(capsys)
+        in error_line(capsys)
     )
 
 

@@ -20,7 +20,12 @@ LIMIT = 96  # so that some prompts are cut
 
 @pytest.mark.parametrize(
     "name",
-    [*(one.name for one in MULTIPLE_CHOICE if one.name != "piqa"), "mmlu_5", "lambada", "wikitext"],
+    [
+        *(benchmark.name for benchmark in MULTIPLE_CHOICE if benchmark.name != "piqa"),
+        "mmlu_5",
+        "lambada",
+        "wikitext",
+    ],
 )
 def test_scores_and_flags_are_those_of_lm_evals_own_model(
     name, real_data, small_texts, tokenizer_path
@@ -29,7 +34,7 @@ def test_scores_and_flags_are_those_of_lm_evals_own_model(
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(tokenizer_path), bos_token=end, eos_token=end, pad_token=end
     )
-    theirs = HFLM(
+    reference = HFLM(
         pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu"
     )
     ours = LanguageModel(Scorer(model, 256), small_texts, LIMIT, small_texts.prefix)
@@ -39,17 +44,17 @@ def test_scores_and_flags_are_those_of_lm_evals_own_model(
     )
     instances = task.task.instances
     if name == "wikitext":
-        found, wanted = (
+        scores, wanted = (
             ours.loglikelihood_rolling(instances),
-            theirs.loglikelihood_rolling(instances),
+            reference.loglikelihood_rolling(instances),
         )
-        assert found == pytest.approx(wanted, rel=1e-6)
+        assert scores == pytest.approx(wanted, rel=1e-6)
         return
-    found, wanted = ours.loglikelihood(instances), theirs.loglikelihood(instances)
-    assert [total for total, _ in found] == pytest.approx(
+    scores, wanted = ours.loglikelihood(instances), reference.loglikelihood(instances)
+    assert [total for total, _ in scores] == pytest.approx(
         [total for total, _ in wanted], abs=1e-3, rel=1e-6
     )
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    assert [greedy for _, greedy in scores] == [greedy for _, greedy in wanted]
     assert name != "mmlu_5" or all(request.dropped for request, _ in ours.answered)
 
 
@@ -58,7 +63,7 @@ def test_lm_eval_scores_an_added_begin_token_after_itself_and_this_does_not(begi
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(beginning_path), bos_token=end, eos_token=end, pad_token=end
     )
-    theirs = HFLM(
+    reference = HFLM(
         pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu"
     )
     ours, text = (
@@ -70,10 +75,10 @@ def test_lm_eval_scores_an_added_begin_token_after_itself_and_this_does_not(begi
         texts.plain(text).tolist(),
     )
     once, twice = (
-        theirs._loglikelihood_tokens([(("", text), [0], scored)], disable_tqdm=True)[0][0]
+        reference._loglikelihood_tokens([(("", text), [0], scored)], disable_tqdm=True)[0][0]
         for scored in (ids, [0, *ids])
     )
-    assert theirs.loglikelihood_rolling([instance]) == [pytest.approx(twice, rel=1e-6)]
+    assert reference.loglikelihood_rolling([instance]) == [pytest.approx(twice, rel=1e-6)]
     assert ours.loglikelihood_rolling([instance]) == [pytest.approx(once, rel=1e-6)]
     assert ours.answered[0][0].begin == 1 and once != pytest.approx(twice, rel=1e-3)
 
@@ -83,7 +88,7 @@ def test_lm_evals_own_entrance_takes_the_model(small_texts, tokenizer_path):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(tokenizer_path), bos_token=end, eos_token=end, pad_token=end
     )
-    theirs = HFLM(
+    reference = HFLM(
         pretrained=plain, tokenizer=tokenizer, batch_size=1, max_length=LIMIT, device="cpu"
     )
     model = LanguageModel(Scorer(plain, 256), small_texts, LIMIT, 0)
@@ -96,12 +101,12 @@ def test_lm_evals_own_entrance_takes_the_model(small_texts, tokenizer_path):
         )
         for context, text in pairs
     ]
-    found, wanted = (
+    scores, wanted = (
         model._loglikelihood_tokens(ids),
-        theirs._loglikelihood_tokens(ids, disable_tqdm=True),
+        reference._loglikelihood_tokens(ids, disable_tqdm=True),
     )
-    assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], rel=1e-5)
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    assert [total for total, _ in scores] == pytest.approx([total for total, _ in wanted], rel=1e-5)
+    assert [greedy for _, greedy in scores] == [greedy for _, greedy in wanted]
     with pytest.raises(InputError, match="request 1: 97 tokens to score, and the model reads 96"):
         model._loglikelihood_tokens([ids[0], (("", ""), [1], [2] * (LIMIT + 1))])
     assert len(model._loglikelihood_tokens([(("", ""), [1], [2] * LIMIT)])) == 1

@@ -92,13 +92,17 @@ def counted(monkeypatch):
     ],
 )
 def test_each_probability_by_hand(counted, before, target, unigram, bigram):
-    found = fit_and_score(counted, np.array([[before, target]]))
-    assert found.unigram == pytest.approx(-math.log(unigram), rel=1e-12)
-    assert found.bigram == pytest.approx(-math.log(bigram), rel=1e-12)
+    losses = fit_and_score(counted, np.array([[before, target]]))
+    assert losses.unigram == pytest.approx(-math.log(unigram), rel=1e-12)
+    assert losses.bigram == pytest.approx(-math.log(bigram), rel=1e-12)
 
 
 def test_losses_are_means_over_all_tokens_of_all_windows(counted):
     single = [fit_and_score(counted, np.array([pair])) for pair in ([1, 2], [2, 0], [3, 1], [1, 5])]
-    found = fit_and_score(counted, np.array([[1, 2, 0], [3, 1, 5]]))
-    assert found.unigram == pytest.approx(sum(one.unigram for one in single) / 4, rel=1e-12)
-    assert found.bigram == pytest.approx(sum(one.bigram for one in single) / 4, rel=1e-12)
+    losses = fit_and_score(counted, np.array([[1, 2, 0], [3, 1, 5]]))
+    assert losses.unigram == pytest.approx(
+        sum(window_losses.unigram for window_losses in single) / 4, rel=1e-12
+    )
+    assert losses.bigram == pytest.approx(
+        sum(window_losses.bigram for window_losses in single) / 4, rel=1e-12
+    )

@@ -26,10 +26,10 @@ def refuse(name):
 
 def said(arguments, capsys):
     """The one line that a command says of unusable input."""
-    assert command([str(one) for one in arguments]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1, told
-    return told
+    assert command([str(argument) for argument in arguments]) == 2
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1, output
+    return output
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def said(arguments, capsys):
 def test_options_of_evaluate_are_checked_before_lm_eval_is_loaded(
     folder, tmp_path, monkeypatch, capsys, arguments, line
 ):
-    monkeypatch.setattr(tasks, "lm_eval_version", refuse("lm-eval"))
+    monkeypatch.setattr(tasks, "lm_eval_folder", refuse("lm-eval"))
     assert line in said(["evaluate", folder, "--out", tmp_path / "out", *arguments], capsys)
     assert not (tmp_path / "out").exists()
 
 
 def test_the_folder_of_evaluate_is_checked_before_lm_eval_is_loaded(folder, monkeypatch, capsys):
-    monkeypatch.setattr(tasks, "lm_eval_version", refuse("lm-eval"))
+    monkeypatch.setattr(tasks, "lm_eval_folder", refuse("lm-eval"))
     assert "neither empty nor of this command" in said(
         ["evaluate", folder, "--suite", "embedded", "--out", folder], capsys
     )
@@ -74,7 +74,7 @@ def test_tokenizer_context_and_prefix_are_checked_before_weights_are_read(
     folder, tmp_path, monkeypatch, capsys, arguments, line
 ):
     monkeypatch.setattr(subject, "_foreign", refuse("reading weights"))
-    asked = [
+    common = [
         "evaluate",
         folder,
         "--suite",
@@ -84,7 +84,7 @@ def test_tokenizer_context_and_prefix_are_checked_before_weights_are_read(
         "--out",
         tmp_path / "out",
     ]
-    assert line in said([*asked, *arguments], capsys)
+    assert line in said([*common, *arguments], capsys)
 
 
 def test_a_changed_file_of_rows_is_found_before_weights_are_read(
@@ -93,7 +93,7 @@ def test_a_changed_file_of_rows_is_found_before_weights_are_read(
     monkeypatch.setattr(subject, "_foreign", refuse("reading weights"))
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "piqa_validation.jsonl").write_text("{}\n")
-    asked = [
+    common = [
         "evaluate",
         folder,
         "--suite",
@@ -103,7 +103,7 @@ def test_a_changed_file_of_rows_is_found_before_weights_are_read(
         "--out",
         tmp_path / "out",
     ]
-    assert "piqa_validation.jsonl: its lines have SHA-256" in said(asked, capsys)
+    assert "piqa_validation.jsonl: its lines have SHA-256" in said(common, capsys)
 
 
 def test_an_audit_checks_the_suite_before_the_tokenizer(monkeypatch, capsys):
@@ -187,8 +187,8 @@ def test_an_export_checks_the_tokenizer_before_weights_are_read(
     place = saved(trained("binary"), tmp_path / "model", tokenizer_path)
     (place / "tokenizer.json").write_text("{}")
     monkeypatch.setattr(checkpoint, "load_model", refuse("reading weights"))
-    asked = ["export", place, "--to", "llama", "--out", tmp_path / "plain"]
-    assert "but the model was trained with the tokenizer" in said(asked, capsys)
+    common = ["export", place, "--to", "llama", "--out", tmp_path / "plain"]
+    assert "but the model was trained with the tokenizer" in said(common, capsys)
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,9 @@ def test_a_piece_is_cut_where_masks_hide_more_than_calls_cost(monkeypatch, start
     parts = _parts_of(piece_of(start=start), CPU)
     assert [(part.begin, part.end) for part in parts] == cuts
     for part in parts:
-        for row, found in enumerate(seen_by(part, start), part.begin):
+        for row, visible in enumerate(seen_by(part, start), part.begin):
             own = [start + key for key in range(row + 1) if LAST[key] >= row]
-            assert found == [*range(start), *own]
+            assert visible == [*range(start), *own]
 
 
 @pytest.mark.parametrize(("start", "copy", "count"), [(0, 1, 1), (0, 0, 3), (5, 1, 1), (1, 0, 3)])
@@ -140,33 +140,33 @@ def test_attention_is_that_of_the_formula(key_heads, scaling):
     assert torch.allclose(masked, plain_attention(query, keys, values, mask, scaling), atol=1e-6)
 
 
-def one_pass(*sequences):
+def single_pass(*sequences):
     plan, _ = make_plan([(np.array(ids, np.uint32), len(ids) - 1) for ids in sequences], 64)
-    (one,) = plan.passes
-    return one
+    (plan_pass,) = plan.passes
+    return plan_pass
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_logits_come_in_parts_and_are_those_of_the_models_own_forward(kind, monkeypatch):
     monkeypatch.setattr(packed, "AT_ONCE", 3)
-    model, one = tiny(kind), one_pass([3, 4, 5, 6, 7], [3, 4, 9, 8], [20, 21, 22, 23])
-    rows = torch.arange(one.size)
+    model, plan_pass = tiny(kind), single_pass([3, 4, 5, 6, 7], [3, 4, 9, 8], [20, 21, 22, 23])
+    rows = torch.arange(plan_pass.size)
     with torch.no_grad():
-        parts = list(Packed(model).logits(one, rows))
+        parts = list(Packed(model).logits(plan_pass, rows))
         assert [len(part) for part in parts] == [3, 3, 2] and {part.dtype for part in parts} == {
             torch.float32
         }
-        found = torch.cat(parts)
+        logits = torch.cat(parts)
         for ids in ([3, 4, 5, 6], [3, 4, 9], [20, 21, 22]):
             own = model(torch.tensor([ids])).logits[0]
-            order = [one_row(one, ids[: place + 1]) for place in range(len(ids))]
-            assert torch.allclose(found[order], own, atol=2e-5)
+            order = [row_after(plan_pass, ids[: place + 1]) for place in range(len(ids))]
+            assert torch.allclose(logits[order], own, atol=2e-5)
 
 
-def one_row(one, past):
+def row_after(plan_pass, past):
     """The row of a pass whose past is this."""
     row = 0
-    for piece in one.pieces:
+    for piece in plan_pass.pieces:
         for place in range(len(piece.tokens)):
             seen = [
                 int(piece.tokens[other]) for other in range(place + 1) if piece.last[other] >= place
@@ -178,22 +178,22 @@ def one_row(one, past):
 
 
 def test_a_head_with_a_bias_is_applied_as_it_is():
-    model, one = tiny("llama"), one_pass([3, 4, 5])
+    model, plan_pass = tiny("llama"), single_pass([3, 4, 5])
     rows = torch.tensor([0, 1])
     with torch.no_grad():
-        (plain,) = Packed(model).logits(one, rows)
+        (plain,) = Packed(model).logits(plan_pass, rows)
         head = nn.Linear(32, VOCAB)
         head.weight.copy_(model.lm_head.weight)
         head.bias.copy_(torch.arange(VOCAB))
         model.lm_head = head
-        (moved,) = Packed(model).logits(one, rows)
+        (moved,) = Packed(model).logits(plan_pass, rows)
     assert torch.allclose(moved - plain, torch.arange(VOCAB).float().expand(2, -1), atol=1e-4)
 
 
-def attend(model=None, mask=None, keys=3, **told):
+def attend(model=None, mask=None, keys=3, **options):
     forward = Packed(model or tiny("llama"))
     query, key = torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, keys, 8)
-    return forward._attend(nn.Module(), query, key, key, mask, **told)
+    return forward._attend(nn.Module(), query, key, key, mask, **options)
 
 
 @pytest.mark.parametrize("name", ["sliding_window", "softcap", "s_aux", "position_bias"])
@@ -210,7 +210,7 @@ def test_a_model_whose_attention_cannot_be_replaced_is_refused(monkeypatch):
     forward = Packed(tiny("llama"))
     monkeypatch.setattr(forward, "_attention", contextlib.nullcontext)
     with pytest.raises(Unsupported, match="its attention cannot be replaced"), torch.no_grad():
-        next(forward.logits(one_pass([3, 4, 5]), torch.tensor([0])))
+        next(forward.logits(single_pass([3, 4, 5]), torch.tensor([0])))
 
 
 def test_the_models_own_attention_comes_back_also_after_an_error():
@@ -237,13 +237,13 @@ def test_rows_are_padded_and_padding_is_not_seen():
     plan, _ = make_plan(
         [(np.array([*ids, 0], np.uint32), 1) for ids in sequences], 64, shared=False
     )
-    (one,) = plan.passes
+    (plan_pass,) = plan.passes
     with torch.no_grad():
-        (found,) = Rows(model).logits(one, torch.arange(one.size))
+        (logits,) = Rows(model).logits(plan_pass, torch.arange(plan_pass.size))
         own = torch.cat([model(torch.tensor([ids])).logits[0] for ids in sequences])
-        (some,) = Rows(model).logits(one, torch.tensor([7, 9]))
+        (selected,) = Rows(model).logits(plan_pass, torch.tensor([7, 9]))
     assert (
-        found.shape == (10, VOCAB)
-        and torch.allclose(found, own, atol=2e-5)
-        and torch.equal(some, found[[7, 9]])
+        logits.shape == (10, VOCAB)
+        and torch.allclose(logits, own, atol=2e-5)
+        and torch.equal(selected, logits[[7, 9]])
     )

@@ -33,8 +33,8 @@ def test_the_interval_of_a_paired_accuracy_covers_the_truth():
             both < 0.4,
             np.where(rng.random(400) < 0.5, both < 0.43, rng.random(400) < 0.43),
         )
-        found = mean_difference(other.astype(float) - base, own(400))
-        covered += found.low <= 0.03 <= found.high
+        result = mean_difference(other.astype(float) - base, own(400))
+        covered += result.low <= 0.03 <= result.high
         null = mean_difference(
             np.where(rng.random(400) < 0.5, both < 0.4, rng.random(400) < 0.4) - base.astype(float),
             own(400),
@@ -48,8 +48,8 @@ def test_clusters_are_counted_as_clusters():
     clusters = [str(number // 25) for number in range(1000)]
     for _ in range(TRIES):  # 40 subjects whose differences have a part in common
         values = 0.02 + np.repeat(rng.normal(0, 0.1, 40), 25) + rng.normal(0, 0.3, 1000)
-        found, blind = mean_difference(values, clusters), mean_difference(values, own(1000))
-        covered += found.low <= 0.02 <= found.high
+        result, blind = mean_difference(values, clusters), mean_difference(values, own(1000))
+        covered += result.low <= 0.02 <= result.high
         naive += blind.low <= 0.02 <= blind.high
     assert abs(covered / TRIES - 0.95) < SLACK + 0.01
     # what an interval that takes documents for independent would promise
@@ -61,26 +61,26 @@ def test_the_bootstrap_of_a_ratio_over_62_pages_covers_the_truth():
     for seed in range(tries):
         size = rng.lognormal(9, 0.6, 62)
         bits = size * (0.02 + rng.normal(0, 0.03, 62))
-        found = ratio_difference(bits, size, own(62), seed)
-        covered += found.low <= 0.02 <= found.high
+        result = ratio_difference(bits, size, own(62), seed)
+        covered += result.low <= 0.02 <= result.high
     # 62 skewed clusters: a little below
     assert covered / tries > 0.95 - 3 * math.sqrt(0.05 * 0.95 / tries) - 0.015
 
 
 def test_a_difference_of_the_detectable_size_is_found_four_times_in_five():
-    rng, found = np.random.default_rng(4), 0
+    rng, result = np.random.default_rng(4), 0
     detectable = mean_difference(rng.normal(0, 1, 500), own(500)).detectable()
     for _ in range(TRIES):
-        found += mean_difference(rng.normal(detectable, 1, 500), own(500)).p < 0.05
-    assert abs(found / TRIES - 0.8) < 0.06  # the error that it rests on is itself an estimate
+        result += mean_difference(rng.normal(detectable, 1, 500), own(500)).p < 0.05
+    assert abs(result / TRIES - 0.8) < 0.06  # the error that it rests on is itself an estimate
 
 
 def test_what_is_detectable_among_ten_tests_is_found_four_times_in_five_by_the_first_step_of_holm():
-    rng, found = np.random.default_rng(6), 0
+    rng, result = np.random.default_rng(6), 0
     detectable = mean_difference(rng.normal(0, 1, 500), own(500)).detectable(10)
     for _ in range(TRIES):
-        found += mean_difference(rng.normal(detectable, 1, 500), own(500)).p < 0.05 / 10
-    assert abs(found / TRIES - 0.8) < 0.06
+        result += mean_difference(rng.normal(detectable, 1, 500), own(500)).p < 0.05 / 10
+    assert abs(result / TRIES - 0.8) < 0.06
 
 
 def test_a_ratio_over_eight_clusters_of_uneven_size_covers_the_truth():
@@ -90,8 +90,8 @@ def test_a_ratio_over_eight_clusters_of_uneven_size_covers_the_truth():
         np.array([35, 42, 8, 20, 16, 22, 37, 25], dtype=float),
     )
     for _ in range(TRIES):
-        found = ratio_difference(size * (0.02 + rng.normal(0, 0.03, 8)), size, own(8))
-        covered += found.low <= 0.02 <= found.high
+        result = ratio_difference(size * (0.02 + rng.normal(0, 0.03, 8)), size, own(8))
+        covered += result.low <= 0.02 <= result.high
     assert abs(covered / TRIES - 0.95) < SLACK + 0.02
 
 
@@ -106,8 +106,8 @@ def test_equivalence_is_claimed_falsely_at_most_as_often_as_promised():
 
 def test_mcnemar_is_the_exact_binomial_of_what_only_one_has_right():
     base, other = np.array([1, 1, 1, 1, 0, 0], bool), np.array([1, 0, 0, 0, 1, 0], bool)
-    found = mcnemar(base, other)
-    assert (found.only_base, found.only_other) == (3, 1) and found.p == pytest.approx(
+    result = mcnemar(base, other)
+    assert (result.only_base, result.only_other) == (3, 1) and result.p == pytest.approx(
         stats.binomtest(3, 4).pvalue
     )
     assert mcnemar(base, base).p == 1.0
@@ -127,9 +127,9 @@ def test_where_clusters_do_not_vary_nothing_is_claimed():
         (np.full(3, 0.005), own(3)),
         (np.array([1.0, -1.0, 0.0, 0.0]), ["a", "a", "b", "b"]),
     ):
-        found = mean_difference(values, clusters)
-        assert (found.error, found.p, found.identical) == (0.0, 1.0, False) and math.isnan(
-            found.low
+        result = mean_difference(values, clusters)
+        assert (result.error, result.p, result.identical) == (0.0, 1.0, False) and math.isnan(
+            result.low
         )
     assert mean_difference(np.ones(5), ["a"] * 5) is None
     assert ratio_difference(np.ones(5), np.ones(5), ["a"] * 5) is None

@@ -37,42 +37,42 @@ def clustered_fit(y, x, weights, groups):
     )
 
 
-def is_the_fit(found, fit):
-    assert found.estimate == pytest.approx(fit.params[0], rel=1e-12)
-    assert found.error == pytest.approx(fit.bse[0], rel=1e-9)
-    assert found.p == pytest.approx(fit.pvalues[0], rel=1e-9)
-    assert (found.low, found.high) == pytest.approx(tuple(fit.conf_int(0.05)[0]), rel=1e-9)
+def is_the_fit(result, fit):
+    assert result.estimate == pytest.approx(fit.params[0], rel=1e-12)
+    assert result.error == pytest.approx(fit.bse[0], rel=1e-9)
+    assert result.p == pytest.approx(fit.pvalues[0], rel=1e-9)
+    assert (result.low, result.high) == pytest.approx(tuple(fit.conf_int(0.05)[0]), rel=1e-9)
 
 
 def test_a_mean_over_clusters_is_the_cluster_robust_regression_on_a_constant():
-    found = mean_difference(VALUES, CLUSTERS)
-    is_the_fit(found, clustered_fit(VALUES, np.ones(12), np.ones(12), CLUSTERS))
-    assert (found.documents, found.clusters, found.identical) == (12, 6, False)
+    result = mean_difference(VALUES, CLUSTERS)
+    is_the_fit(result, clustered_fit(VALUES, np.ones(12), np.ones(12), CLUSTERS))
+    assert (result.documents, result.clusters, result.identical) == (12, 6, False)
 
 
 def test_a_mean_over_documents_is_the_paired_t_test():
-    found = mean_difference(VALUES, [str(number) for number in range(12)])
+    result = mean_difference(VALUES, [str(number) for number in range(12)])
     expected = stats.ttest_1samp(VALUES, 0.0)
     interval = expected.confidence_interval(0.95)
-    assert (found.p, found.low, found.high) == pytest.approx(
+    assert (result.p, result.low, result.high) == pytest.approx(
         (expected.pvalue, interval.low, interval.high), rel=1e-9
     )
-    assert found.error == pytest.approx(VALUES.std(ddof=1) / math.sqrt(12), rel=1e-12)
+    assert result.error == pytest.approx(VALUES.std(ddof=1) / math.sqrt(12), rel=1e-12)
 
 
 def test_two_clusters_by_hand():
-    found = mean_difference(np.array([1.0, 2.0, 4.0, 5.0]), ["a", "a", "b", "b"])
+    result = mean_difference(np.array([1.0, 2.0, 4.0, 5.0]), ["a", "a", "b", "b"])
     # mean 3; sums of residuals -3 and 3; variance 2 / 1 * (9 + 9) / 16
-    assert (found.estimate, found.error, found.clusters, found.documents) == (3.0, 1.5, 2, 4)
-    assert found.p == pytest.approx(2 * stats.t.sf(2.0, 1)) and found.low == pytest.approx(
+    assert (result.estimate, result.error, result.clusters, result.documents) == (3.0, 1.5, 2, 4)
+    assert result.p == pytest.approx(2 * stats.t.sf(2.0, 1)) and result.low == pytest.approx(
         3 - stats.t.ppf(0.975, 1) * 1.5
     )
 
 
 def test_a_ratio_over_few_clusters_is_the_cluster_robust_weighted_regression():
-    found = ratio_difference(VALUES, SIZES, CLUSTERS)
-    is_the_fit(found, clustered_fit(VALUES / SIZES, np.ones(12), SIZES, CLUSTERS))
-    assert (found.documents, found.clusters, found.identical) == (12, 6, False)
+    result = ratio_difference(VALUES, SIZES, CLUSTERS)
+    is_the_fit(result, clustered_fit(VALUES / SIZES, np.ones(12), SIZES, CLUSTERS))
+    assert (result.documents, result.clusters, result.identical) == (12, 6, False)
 
 
 def of_pages(count):
@@ -93,15 +93,15 @@ def test_a_ratio_over_30_clusters_has_the_bootstrap_interval_and_keeps_the_t_tes
         method="BCa",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    found = ratio_difference(over, size, clusters)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
+    result = ratio_difference(over, size, clusters)
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
     fit = clustered_fit(over / size, np.ones(30), size, clusters)
-    assert found.p == pytest.approx(fit.pvalues[0], rel=1e-9) and found.error == pytest.approx(
+    assert result.p == pytest.approx(fit.pvalues[0], rel=1e-9) and result.error == pytest.approx(
         fit.bse[0], rel=1e-9
     )
-    assert found.low != pytest.approx(fit.conf_int(0.05)[0][0], rel=1e-6)
+    assert result.low != pytest.approx(fit.conf_int(0.05)[0][0], rel=1e-6)
     other = ratio_difference(over, size, clusters, seed=1)
-    assert other.low != found.low and other.low == pytest.approx(found.low, rel=0.1)
+    assert other.low != result.low and other.low == pytest.approx(result.low, rel=0.1)
 
 
 def test_a_ratio_over_29_clusters_has_the_t_interval():
@@ -126,13 +126,13 @@ def test_documents_of_a_cluster_are_summed_before_pages_are_drawn():
 
 def test_a_ratio_that_is_the_same_in_every_page_has_no_error():
     size = np.arange(1.0, 41.0)
-    found = ratio_difference(0.5 * size, size, [str(number) for number in range(40)])
-    assert (found.estimate, found.error, found.p, found.identical) == (
+    result = ratio_difference(0.5 * size, size, [str(number) for number in range(40)])
+    assert (result.estimate, result.error, result.p, result.identical) == (
         0.5,
         0.0,
         1.0,
         False,
-    ) and math.isnan(found.high)
+    ) and math.isnan(result.high)
     none = ratio_difference(np.zeros(40), size, [str(number) for number in range(40)])
     assert (none.estimate, none.identical) == (0.0, True)
 
@@ -140,8 +140,8 @@ def test_a_ratio_that_is_the_same_in_every_page_has_no_error():
 @pytest.mark.parametrize(("spread", "vanishes"), [(0.6e-12, True), (1.5e-12, False)])
 def test_an_error_that_is_rounding_is_none(spread, vanishes):
     # their standard error is `spread`
-    found = mean_difference(np.array([1 - spread, 1 + spread]), ["a", "b"])
-    assert (found.error == 0.0) is vanishes and math.isnan(found.low) is vanishes
+    result = mean_difference(np.array([1 - spread, 1 + spread]), ["a", "b"])
+    assert (result.error == 0.0) is vanishes and math.isnan(result.low) is vanishes
     negative = mean_difference(np.array([spread - 1, -spread - 1]), ["a", "b"])
     assert (negative.error == 0.0) is vanishes
 
@@ -171,9 +171,9 @@ def test_equivalence_is_the_larger_of_two_one_sided_tests():
     other = RANDOM.normal(0.0, 0.3, 15)
     for shift in (-0.1, 0.05):
         base = other - RANDOM.normal(shift, 0.2, 15)
-        found = mean_difference(other - base, [str(number) for number in range(15)])
+        result = mean_difference(other - base, [str(number) for number in range(15)])
         expected = ttost_paired(other, base, -0.2, 0.2)[0]
-        assert found.equivalence_p(0.2) == pytest.approx(expected, rel=1e-9)
+        assert result.equivalence_p(0.2) == pytest.approx(expected, rel=1e-9)
 
 
 def test_without_an_error_nothing_is_detectable_and_nothing_equivalent():
@@ -185,12 +185,12 @@ def test_without_an_error_nothing_is_detectable_and_nothing_equivalent():
 def test_mcnemar_is_the_exact_test_of_the_two_by_two_table():
     base, other = RANDOM.random(40) < 0.4, RANDOM.random(40) < 0.7
     table = [[int((a & b).sum()) for b in (other, ~other)] for a in (base, ~base)]
-    found = mcnemar(base, other)
-    assert (found.only_base, found.only_other) == (
+    result = mcnemar(base, other)
+    assert (result.only_base, result.only_other) == (
         table[0][1],
         table[1][0],
-    ) and found.only_base != found.only_other
-    assert found.p == pytest.approx(reference_mcnemar(table, exact=True).pvalue, rel=1e-12)
+    ) and result.only_base != result.only_other
+    assert result.p == pytest.approx(reference_mcnemar(table, exact=True).pvalue, rel=1e-12)
     assert (
         mcnemar(base, base).p == 1.0
         and mcnemar(np.array([True, False]), np.array([False, False])).p == 1.0

@@ -152,7 +152,7 @@ def test_pairs_of_two_seeds_are_refused(study):
 @pytest.mark.parametrize(
     "changed",
     [{"study_sha256": sha256("b")}, {"arm": "other"}, {"optimizer_sha256": sha256("b")}],
-    ids=lambda one: next(iter(one)),
+    ids=lambda changes: next(iter(changes)),
 )
 @pytest.mark.parametrize("side", ["learned", "binary"])
 def test_seeds_of_two_studies_or_two_arms_are_not_one_side(study, side, changed):
@@ -210,20 +210,20 @@ def test_models_of_no_run_are_paired_by_name_and_every_output_says_so(tmp_path, 
     for arm, first, second in (("learned", (0,), (0, 1)), ("binary", (0, 2), (0, 1, 2, 3))):
         for name, right in (("a", first), ("b", second)):
             write_made(tmp_path / arm / name, documents(right), interface=None)
-    found = compared(sides(tmp_path / "learned", tmp_path / "binary"))
-    assert found["paired_by"] == "folder names" and found["contrasts"][0]["differences"] == (
+    result = compared(sides(tmp_path / "learned", tmp_path / "binary"))
+    assert result["paired_by"] == "folder names" and result["contrasts"][0]["differences"] == (
         0.125,
         0.25,
     )
-    assert found["level"] == "these interfaces, over 2 run seeds by the names of their folders"
-    asked = [
+    assert result["level"] == "these interfaces, over 2 run seeds by the names of their folders"
+    arguments = [
         "contrast",
         str(tmp_path / "learned"),
         str(tmp_path / "binary"),
         "--out",
         str(tmp_path / "out"),
     ]
-    assert command(asked) == 0
+    assert command(arguments) == 0
     note = "PAIRS BY FOLDER NAME ALONE (a with a, b with b)"
     assert (
         note in capsys.readouterr().err and note in (tmp_path / "out" / "contrast.html").read_text()
@@ -291,17 +291,19 @@ LAST, HALF = "checkpoints/step-00000008", "checkpoints/step-00000004"
 
 def test_a_model_names_the_run_that_it_comes_from(trained):
     run = trained / "learned" / "seed-1"
-    found = identified(run / "model")
+    results = identified(run / "model")
     result = read_json(run / "result.json")
-    assert (found.arm, found.seed) == ("learned", 1)
-    assert (found.start_sha256, found.windows_sha256) == (
+    assert (results.arm, results.seed) == ("learned", 1)
+    assert (results.start_sha256, results.windows_sha256) == (
         result["start_sha256"],
         result["windows_sha256"],
     )
-    assert found == identified(run / LAST)
+    assert results == identified(run / LAST)
     half = identified(run / HALF)
-    assert half.start_sha256 == found.start_sha256 and half.windows_sha256 != found.windows_sha256
-    assert identified(run / "models" / "step-00000004") == half and half.recipe == found.recipe
+    assert (
+        half.start_sha256 == results.start_sha256 and half.windows_sha256 != results.windows_sha256
+    )
+    assert identified(run / "models" / "step-00000004") == half and half.recipe == results.recipe
 
 
 def test_a_run_that_is_not_finished_is_known_by_its_checkpoints(trained, tmp_path):

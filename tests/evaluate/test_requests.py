@@ -24,12 +24,12 @@ from tokencodes.evaluate.texts import open_texts
 WHO = RequestSource("t", 3, 0)
 
 
-def one(texts, context, continuation, limit=100, prefix=0):
+def request_of(texts, context, continuation, limit=100, prefix=0):
     return pair_requests([(context, continuation)], [WHO], texts, limit, prefix)[0]
 
 
 def test_both_are_encoded_together_and_cut_where_the_context_ends(small_texts):
-    request, encode = one(small_texts, "She was ", "happy"), small_texts.tokenizer.encode
+    request, encode = request_of(small_texts, "She was ", "happy"), small_texts.tokenizer.encode
     assert request.context.tolist() == encode("She was")  # white space at the end moves
     assert (
         request.tokens.tolist() == encode("She was happy")
@@ -39,9 +39,9 @@ def test_both_are_encoded_together_and_cut_where_the_context_ends(small_texts):
 
 
 def test_an_empty_context_is_the_prefix_token_unless_the_text_begins_with_it(small_texts):
-    request = one(small_texts, "", "happy")
+    request = request_of(small_texts, "", "happy")
     assert (request.prefix, request.context.tolist()) == (0, [0])
-    named = one(small_texts, "", "<|endoftext|>happy")
+    named = request_of(small_texts, "", "<|endoftext|>happy")
     assert (
         named.prefix is None
         and named.context.tolist() == [0]
@@ -51,13 +51,13 @@ def test_an_empty_context_is_the_prefix_token_unless_the_text_begins_with_it(sma
         InputError,
         match="t, document 3: an empty context, and no prefix token; give --prefix-token",
     ):
-        one(small_texts, "", "happy", prefix=None)
+        request_of(small_texts, "", "happy", prefix=None)
 
 
 def test_what_is_too_long_loses_tokens_on_the_left_and_they_are_counted(small_texts):
     whole, cut = (
-        one(small_texts, "a b c d e f g h", " i"),
-        one(small_texts, "a b c d e f g h", " i", limit=5),
+        request_of(small_texts, "a b c d e f g h", " i"),
+        request_of(small_texts, "a b c d e f g h", " i", limit=5),
     )
     assert cut.dropped == len(whole.tokens) - 6 > 0
     # five are read, the sixth is only asked for
@@ -69,52 +69,52 @@ def test_nothing_to_score_and_too_much_to_score_are_refused(small_texts):
         InputError,
         match=r"no token to score, t: 1 \(such as t, document 3, choice 0: ''\); leave out t",
     ):
-        one(small_texts, "a", "")
+        request_of(small_texts, "a", "")
     pairs = [("a", " b c d e f"), ("a", " b"), ("a", " b c d e f g h")]
-    asked = [RequestSource("t", 3, 0), RequestSource("t", 3, 1), RequestSource("u/x", 5, 0)]
-    with pytest.raises(InputError) as told:
-        pair_requests(pairs, asked, small_texts, 2, 0)
+    sources = [RequestSource("t", 3, 0), RequestSource("t", 3, 1), RequestSource("u/x", 5, 0)]
+    with pytest.raises(InputError) as error:
+        pair_requests(pairs, sources, small_texts, 2, 0)
     # all of them at once
-    assert "longer than the 2 tokens that the model reads, t: 1 of up to" in str(told.value)
-    assert "(u/x, document 5)" in str(told.value) and str(told.value).endswith("leave out t, u")
+    assert "longer than the 2 tokens that the model reads, t: 1 of up to" in str(error.value)
+    assert "(u/x, document 5)" in str(error.value) and str(error.value).endswith("leave out t, u")
 
 
 def test_bytes_that_no_token_stands_for_are_counted(real_data):
     texts = open_texts(real_data / "tokenizer" / "smollm2.json")
     # U+0413 is D0 93: it has both; U+0404 is D0 84; a private-use character begins with EE; U+F1000
     # needs F3 B1; U+40000 F1.
-    lost = one(texts, "a", " b\U00040000c")
-    assert lost.lost > 0 and one(texts, "a", " bc").lost == 0
+    lost = request_of(texts, "a", " b\U00040000c")
+    assert lost.lost > 0 and request_of(texts, "a", " bc").lost == 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 20, 21, 35])
 @pytest.mark.parametrize("limit", [1, 4, 10])
 def test_rolling_windows_are_lm_evals(size, limit):
     ids = np.arange(5, 5 + size, dtype=np.uint32)
-    theirs = [
+    expected = [
         make_disjoint_window(pair) for pair in get_rolling_token_windows(ids.tolist(), 0, limit, 1)
     ]
     prefix = np.zeros(1, dtype=np.uint32)
     assert [
         (before.tolist(), scored.tolist()) for before, scored in windows(prefix, ids, limit)
-    ] == theirs
+    ] == expected
 
 
 @pytest.mark.parametrize("size", [2, 9, 11, 35])
 def test_without_a_prefix_every_token_but_the_first_is_asked_for_once(size):
     ids = np.arange(5, 5 + size, dtype=np.uint32)
-    found = windows(ids[:1], ids[1:], 10)
-    assert np.concatenate([scored for _, scored in found]).tolist() == ids[1:].tolist()
-    assert all(len(before) and len(before) + len(scored) - 1 <= 10 for before, scored in found)
+    pairs = windows(ids[:1], ids[1:], 10)
+    assert np.concatenate([scored for _, scored in pairs]).tolist() == ids[1:].tolist()
+    assert all(len(before) and len(before) + len(scored) - 1 <= 10 for before, scored in pairs)
 
 
 def test_a_document_in_windows_says_which_of_them_has_the_prefix(small_texts):
-    found = rolling_requests(["Emma was happy. " * 8], [WHO], small_texts, 16, 0)
-    assert [request.prefix for request in found] == [0] + [None] * (len(found) - 1) and len(
-        found
+    requests = rolling_requests(["Emma was happy. " * 8], [WHO], small_texts, 16, 0)
+    assert [request.prefix for request in requests] == [0] + [None] * (len(requests) - 1) and len(
+        requests
     ) > 2
-    assert [request.source.part for request in found] == list(range(len(found)))
-    whole = np.concatenate([request.continuation for request in found])
+    assert [request.source.part for request in requests] == list(range(len(requests)))
+    whole = np.concatenate([request.continuation for request in requests])
     assert (
         whole.tolist() == small_texts.tokenizer.encode("Emma was happy. " * 8)
         and max(whole) < VOCAB
@@ -128,10 +128,10 @@ def test_a_tokenizer_that_begins_texts_is_followed_and_one_that_ends_them_is_ref
 ):
     texts = open_texts(beginning_path)
     assert (
-        one(texts, "a", " b").context.tolist()[0] == 0
-        and one(texts, "<|endoftext|>a", " b").context.tolist().count(0) == 1
+        request_of(texts, "a", " b").context.tolist()[0] == 0
+        and request_of(texts, "<|endoftext|>a", " b").context.tolist().count(0) == 1
     )
-    assert one(texts, "a", " b").lost == 0
+    assert request_of(texts, "a", " b").lost == 0
     for template in ("$A <|endoftext|>", "<|endoftext|> $A <|endoftext|>"):
         with pytest.raises(
             InputError, match=r"tokenizer\.json: this tokenizer puts tokens behind each text \(\["
@@ -142,7 +142,7 @@ def test_a_tokenizer_that_begins_texts_is_followed_and_one_that_ends_them_is_ref
 def test_a_context_that_gives_no_token_is_an_empty_one(holey_path):
     texts = open_texts(holey_path)
     assert texts.plain("\x04").tolist() == []
-    empty, vanished = one(texts, "", "happy"), one(texts, "\x04 ", "happy")
+    empty, vanished = request_of(texts, "", "happy"), request_of(texts, "\x04 ", "happy")
     plain = texts.plain(" happy").tolist()
     assert (vanished.context.tolist(), vanished.continuation.tolist(), vanished.prefix) == (
         [0],
@@ -155,7 +155,7 @@ def test_a_context_that_gives_no_token_is_an_empty_one(holey_path):
         InputError,
         match="t, document 3: an empty context, and no prefix token; give --prefix-token",
     ):
-        one(texts, "\x04", "happy", prefix=None)
+        request_of(texts, "\x04", "happy", prefix=None)
 
 
 def test_a_context_without_tokens_of_its_own_is_empty_where_the_tokenizer_adds_a_begin_token(
@@ -163,16 +163,19 @@ def test_a_context_without_tokens_of_its_own_is_empty_where_the_tokenizer_adds_a
 ):
     texts = open_texts(beginning_path)
     for context in ("", "\x04"):
-        request = one(texts, context, "happy", prefix=7)
+        request = request_of(texts, context, "happy", prefix=7)
         assert (request.context.tolist(), request.prefix, request.begin) == ([7], 7, 0)
         assert request.continuation.tolist() == texts.plain("happy").tolist()
-    assert (one(texts, "\x04a", "b").begin, one(texts, "\x04a", "b").prefix) == (1, None)
+    assert (request_of(texts, "\x04a", "b").begin, request_of(texts, "\x04a", "b").prefix) == (
+        1,
+        None,
+    )
 
 
 def test_a_continuation_that_gives_no_token_is_refused_for_all_documents_at_once(holey_path):
     texts = open_texts(holey_path)
     pairs = [("a", "\x04"), ("a", " b"), ("\x04", "\x04"), ("", "\x04"), ("", "<|endoftext|>")]
-    asked = [
+    sources = [
         RequestSource("t/x", 1, 0),
         RequestSource("t/x", 1, 1),
         RequestSource("t/y", 2, 0),
@@ -180,7 +183,7 @@ def test_a_continuation_that_gives_no_token_is_refused_for_all_documents_at_once
         RequestSource("u", 4, 0),
     ]
     with pytest.raises(InputError) as error:
-        pair_requests(pairs, asked, texts, 100, 0)
+        pair_requests(pairs, sources, texts, 100, 0)
     assert (
         str(error.value)
         == "continuations that give no token to score, t: 2 (such as t/x, document 1, choice 0:"
@@ -189,16 +192,16 @@ def test_a_continuation_that_gives_no_token_is_refused_for_all_documents_at_once
 
 
 def test_a_request_without_a_context_or_without_a_continuation_cannot_exist():
-    none, some = np.empty(0, dtype=np.uint32), np.ones(1, dtype=np.uint32)
+    none, single = np.empty(0, dtype=np.uint32), np.ones(1, dtype=np.uint32)
     for context, continuation, purpose in (
-        (none, some, "to read before the scored ones"),
-        (some, none, "to score"),
+        (none, single, "to read before the scored ones"),
+        (single, none, "to score"),
     ):
         with pytest.raises(
             InputError, match=f"^t, document 3, part 0: no token {purpose}; leave it out$"
         ):
             Request(WHO, context, continuation, 0, None, None, "", "", ("", ""))
-    request = Request(WHO, some, some, 0, None, None, "", "", ("", ""))
+    request = Request(WHO, single, single, 0, None, None, "", "", ("", ""))
     assert (request.scored, request.begin, request.tokens.tolist(), request.source.kind) == (
         1,
         0,
@@ -221,7 +224,7 @@ def test_a_begin_token_that_the_limit_cuts_off_is_not_counted(
 ):
     texts = open_texts(beginning_path)
     # six tokens with the begin token; the last one is not read
-    request = one(texts, "Zq", "XJW", limit=limit)
+    request = request_of(texts, "Zq", "XJW", limit=limit)
     assert len(texts.plain("ZqXJW")) == 5
     assert (request.dropped, request.begin, len(request.tokens)) == (dropped, begin, 6 - dropped)
 
@@ -231,16 +234,16 @@ def test_a_begin_token_that_the_tokenizer_adds_to_a_rolling_document_is_read_and
     beginning_path, prefix
 ):
     texts, text = open_texts(beginning_path), "Emma was happy. " * 8
-    found = rolling_requests([text], [WHO], texts, 16, prefix)
-    assert found[0].context.tolist() == [0] and [request.begin for request in found] == [1] + [
-        0
-    ] * (len(found) - 1)
+    requests = rolling_requests([text], [WHO], texts, 16, prefix)
+    assert requests[0].context.tolist() == [0] and [request.begin for request in requests] == [
+        1
+    ] + [0] * (len(requests) - 1)
     assert (
-        np.concatenate([request.continuation for request in found]).tolist()
+        np.concatenate([request.continuation for request in requests]).tolist()
         == texts.plain(text).tolist()
     )
-    assert [request.prefix for request in found] == [prefix] + [None] * (len(found) - 1)
-    assert {request.lost for request in found} == {0} and len(found[0].continuation) == 16
+    assert [request.prefix for request in requests] == [prefix] + [None] * (len(requests) - 1)
+    assert {request.lost for request in requests} == {0} and len(requests[0].continuation) == 16
 
 
 def test_a_prefix_token_of_its_own_stands_before_the_added_begin_token_and_neither_is_scored(
@@ -284,27 +287,29 @@ def test_a_rolling_document_of_nothing_but_a_begin_token_is_refused(beginning_pa
 
 def test_the_windows_of_a_document_have_hashes_and_the_first_one_has_what_was_lost(holey_path):
     texts, text = open_texts(holey_path), "Emma\x04 was happy. " * 4
-    found = rolling_requests([text], [RequestSource("t", 9, 5)], texts, 16, 0)
-    assert len(found) > 1 and [request.lost for request in found] == [4] + [0] * (len(found) - 1)
-    assert [request.source for request in found] == [
-        RequestSource("t", 9, part, ROLLING) for part in range(len(found))
+    requests = rolling_requests([text], [RequestSource("t", 9, 5)], texts, 16, 0)
+    assert len(requests) > 1 and [request.lost for request in requests] == [4] + [0] * (
+        len(requests) - 1
+    )
+    assert [request.source for request in requests] == [
+        RequestSource("t", 9, part, ROLLING) for part in range(len(requests))
     ]
-    assert {request.context_sha256 for request in found} == {sha256("")} and {
-        request.dropped for request in found
+    assert {request.context_sha256 for request in requests} == {sha256("")} and {
+        request.dropped for request in requests
     } == {0}
-    assert {request.texts for request in found} == {("", text)}
-    assert len({request.continuation_sha256 for request in found}) == len(found)
+    assert {request.texts for request in requests} == {("", text)}
+    assert len({request.continuation_sha256 for request in requests}) == len(requests)
 
 
 def test_two_sides_of_the_limit_of_a_continuation(small_texts):
-    size = len(one(small_texts, "a", " b c").continuation)
+    size = len(request_of(small_texts, "a", " b c").continuation)
     # the last token is not read
-    assert len(one(small_texts, "a", " b c", limit=size).continuation) == size
+    assert len(request_of(small_texts, "a", " b c", limit=size).continuation) == size
     with pytest.raises(InputError, match=f"longer than the {size - 1} tokens"):
-        one(small_texts, "a", " b c", limit=size - 1)
+        request_of(small_texts, "a", " b c", limit=size - 1)
 
 
 def test_the_longest_opening_of_a_window_leaves_room_for_one_scored_token():
     opening, ids = np.arange(3, dtype=np.uint32), np.arange(10, 14, dtype=np.uint32)
-    found = [(before.tolist(), scored.tolist()) for before, scored in windows(opening, ids, 2)]
-    assert found == [([1, 2], [10]), ([10], [11, 12]), ([11, 12], [13])]
+    pairs = [(before.tolist(), scored.tolist()) for before, scored in windows(opening, ids, 2)]
+    assert pairs == [([1, 2], [10]), ([10], [11, 12]), ([11, 12], [13])]

@@ -31,17 +31,17 @@ def some_requests(seed=0, count=40):
     """Few-shot trunks, questions with several answers, single sequences, one asked twice."""
     draw = random.Random(seed)
     word = lambda size: [draw.randrange(1, VOCAB) for _ in range(size)]  # noqa: E731
-    found = []
+    requests = []
     for _ in range(3):
         trunk = word(40)
         for _ in range(count // 8):
             question = trunk + word(draw.randrange(3, 12))
-            found += [
+            requests += [
                 request_of(question + answer, len(answer))
                 for answer in (word(1), word(1), word(3), word(5))
             ]
-    found += [request_of(word(30), 29), request_of(word(2), 1), found[0]]
-    return found
+    requests += [request_of(word(30), 29), request_of(word(2), 1), requests[0]]
+    return requests
 
 
 def plainly(model, request):
@@ -49,8 +49,8 @@ def plainly(model, request):
     ids = torch.from_numpy(request.tokens.astype("int64"))
     with torch.no_grad():
         logits = model(ids[None, :-1]).logits[0, -request.scored :].double()
-    found = logits.log_softmax(-1)[torch.arange(request.scored), ids[-request.scored :]]
-    return found.numpy(), bool((logits.argmax(-1) == ids[-request.scored :]).all())
+    log_probs = logits.log_softmax(-1)[torch.arange(request.scored), ids[-request.scored :]]
+    return log_probs.numpy(), bool((logits.argmax(-1) == ids[-request.scored :]).all())
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
@@ -70,11 +70,11 @@ def test_pieces_whose_attention_is_cut_at_every_branch_give_the_same(kind, batch
     whole = Scorer(model, batch).score(requests)
     monkeypatch.setattr(packed, "CALL", -1)
     monkeypatch.setattr(packed, "COPY", 0)
-    for one, other, request in zip(
+    for first, second, request in zip(
         whole, Scorer(model, batch).score(requests), requests, strict=True
     ):
-        assert np.abs(one.log_probs - other.log_probs).max() < 2e-5
-        assert np.abs(other.log_probs - plainly(model, request)[0]).max() < 2e-5
+        assert np.abs(first.log_probs - second.log_probs).max() < 2e-5
+        assert np.abs(second.log_probs - plainly(model, request)[0]).max() < 2e-5
 
 
 def test_what_can_be_packed_is_and_a_window_is_not():
@@ -93,7 +93,7 @@ def test_the_model_attends_as_before_afterwards():
 def test_common_beginnings_are_computed_once():
     requests, scorer = some_requests(), Scorer(tiny("llama"), 128)
     scorer.score(requests)
-    assert scorer.computed < 0.35 * sum(len(one.tokens) - 1 for one in requests)
+    assert scorer.computed < 0.35 * sum(len(request.tokens) - 1 for request in requests)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
@@ -123,7 +123,7 @@ def test_a_killed_evaluation_goes_on_and_no_bit_changes(tmp_path):
     with file.open("a") as cut:
         cut.write('{"pass": 7, "log_pr')  # a line that was not finished
     done = []
-    scorer = Scorer(model, 64, tmp_path, progress=lambda *told: done.append(told))
+    scorer = Scorer(model, 64, tmp_path, progress=lambda *values: done.append(values))
     again = scorer.score(requests)
     fresh = Scorer(model, 64)
     fresh.score(requests)
@@ -166,7 +166,7 @@ def test_a_nan_stops_and_names_the_document(tmp_path):
 class Silent:
     """A model that gives logits after some of the tokens that are asked for, not after all."""
 
-    def logits(self, one, rows):
+    def logits(self, plan_pass, rows):
         yield torch.zeros(max(0, len(rows) - 1), VOCAB)
 
 
@@ -182,8 +182,8 @@ def test_no_score_is_left_as_the_memory_was(monkeypatch):
     whole = scorer._passes
 
     def without_the_last(plan, journal, askers):
-        for one in plan.passes:
-            one.items, one.places = one.items[:-1], one.places[:-1]
+        for plan_pass in plan.passes:
+            plan_pass.items, plan_pass.places = plan_pass.items[:-1], plan_pass.places[:-1]
         return ((log_probs[:-1], best[:-1]) for log_probs, best in whole(plan, journal, askers))
 
     monkeypatch.setattr(scorer, "_passes", without_the_last)
@@ -202,14 +202,14 @@ def test_keys_that_nobody_wrote_are_nan(monkeypatch):
         lambda query, keys, *rest: (seen.append(keys), attend(query, keys, *rest))[1],
     )
     model = tiny("llama")
-    plan, _ = make_plan([(one.tokens, one.scored) for one in some_requests()], 32)
+    plan, _ = make_plan([(request.tokens, request.scored) for request in some_requests()], 32)
     forward = packed.Packed(model)
     room = 0
     with torch.no_grad():
-        for one in plan.passes:
-            for _ in forward.logits(one, torch.from_numpy(one.rows)):
+        for plan_pass in plan.passes:
+            for _ in forward.logits(plan_pass, torch.from_numpy(plan_pass.rows)):
                 pass
-            for piece in one.pieces:
+            for piece in plan_pass.pieces:
                 if piece.kept:
                     room += piece.room
                     keys, values = forward.kept[id(piece)][0]
@@ -226,8 +226,8 @@ def test_keys_that_nobody_wrote_are_nan(monkeypatch):
 def test_of_equally_likely_tokens_the_first_is_the_greedy_one():
     logits = torch.zeros(2, 5)
     logits[1, 3] = 1.0
-    found, best = _judge(logits.clone(), torch.tensor([0, 0, 1, 1]), torch.tensor([0, 4, 3, 0]))
-    assert best.tolist() == [True, False, True, False] and found[:2].tolist() == pytest.approx(
+    log_probs, best = _judge(logits.clone(), torch.tensor([0, 0, 1, 1]), torch.tensor([0, 4, 3, 0]))
+    assert best.tolist() == [True, False, True, False] and log_probs[:2].tolist() == pytest.approx(
         [-np.log(5)] * 2
     )
 
@@ -252,8 +252,8 @@ def test_a_score_is_the_sum_of_its_tokens_in_float64():
 def test_progress_counts_requests_and_tells_the_rate_and_the_time_left(monkeypatch):
     clock = iter(range(0, 1000, 2))  # two seconds a look
     monkeypatch.setattr(scorer_module.time, "monotonic", lambda: float(next(clock)))
-    told = []
-    scorer = Scorer(tiny("llama"), 4, progress=lambda *values: told.append(values))
+    reports = []
+    scorer = Scorer(tiny("llama"), 4, progress=lambda *values: reports.append(values))
     requests = [
         request_of([1, 2, 3, 9], 1),
         request_of([4, 5, 6, 7, 9], 1),
@@ -261,16 +261,16 @@ def test_progress_counts_requests_and_tells_the_rate_and_the_time_left(monkeypat
     ]
     scorer.score(requests)
     # Two passes, of three and of four tokens; the first answers two requests.
-    assert told == [(2, 3, 2 / 2, 2 / 3 * 4), (3, 3, 3 / 4, 0.0)] and scorer.computed == 7
+    assert reports == [(2, 3, 2 / 2, 2 / 3 * 4), (3, 3, 3 / 4, 0.0)] and scorer.computed == 7
 
 
 def plan_of_a_kept_beginning(monkeypatch):
     """Passes 0 (kept), 1, 2 and 3, of which 1 and 2 continue 0."""
     monkeypatch.setattr(plan_module, "SAVED", 3)
     monkeypatch.setattr(plan_module, "KEYS_A_TOKEN", 2)
-    asked = [[1, 2, 3, 4, 5, 6, 0], [1, 2, 3, 7, 8, 9, 0], [50, 51, 52, 0]]
-    plan, item_of = make_plan([(np.array(ids, np.uint32), 1) for ids in asked], 3)
-    assert [len(one.pieces) for one in plan.passes] == [1, 1, 1, 1]
+    sequences = [[1, 2, 3, 4, 5, 6, 0], [1, 2, 3, 7, 8, 9, 0], [50, 51, 52, 0]]
+    plan, item_of = make_plan([(np.array(ids, np.uint32), 1) for ids in sequences], 3)
+    assert [len(plan_pass.pieces) for plan_pass in plan.passes] == [1, 1, 1, 1]
     return plan, item_of
 
 
@@ -289,11 +289,11 @@ def test_a_pass_is_needed_if_it_is_not_done_or_if_one_that_continues_it_is_not(m
 def test_a_request_is_finished_in_the_last_pass_that_answers_it(monkeypatch):
     plan, item_of = plan_of_a_kept_beginning(monkeypatch)
     assert _finished(plan, np.bincount(item_of)).tolist() == [0, 1, 1, 1]
-    asked = [
+    sequences = [
         (np.array([1, 2, 3, 4, 5, 6, 0], np.uint32), 6),
         (np.array([1, 2, 3, 7, 8, 9, 0], np.uint32), 1),
     ]
-    plan, item_of = make_plan([*asked, asked[0]], 3)
+    plan, item_of = make_plan([*sequences, sequences[0]], 3)
     assert _finished(plan, np.bincount(item_of)).tolist() == [0, 2, 1]
 
 
@@ -311,9 +311,9 @@ def test_on_a_gpu_the_largest_batch_that_fits_is_taken(monkeypatch, fits, batch)
     scorer, tried = Scorer(tiny("llama"), 64), []
     scorer.model, scorer.shared = OnAGpu(), False
 
-    def answers(forward, one):
-        tried.append(one.size)
-        if one.size > fits:
+    def answers(forward, plan_pass):
+        tried.append(plan_pass.size)
+        if plan_pass.size > fits:
             raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr(scorer, "_answers", answers)
@@ -327,8 +327,8 @@ class Off(packed.Packed):
 
     by = 0.0
 
-    def logits(self, one, rows):
-        for part in super().logits(one, rows):
+    def logits(self, plan_pass, rows):
+        for part in super().logits(plan_pass, rows):
             part[-1:, 0] += self.by
             yield part
 
@@ -387,17 +387,17 @@ def test_the_greedy_token_is_the_first_of_the_largest_logits(place):
     logits = torch.tensor([[0.0, 0.0, 0.0, 2.0, 2.0]])
     if place == 0:
         logits = torch.tensor([[2.0, 0.0, 0.0, 2.0, 2.0]])
-    found, best = _judge(logits.clone(), torch.tensor([0]), torch.tensor([place]))
+    log_probs, best = _judge(logits.clone(), torch.tensor([0]), torch.tensor([place]))
     assert best.tolist() == [place in (0, 3)]
-    assert float(found[0]) == pytest.approx(float(logits.log_softmax(-1)[0, place]), abs=1e-6)
+    assert float(log_probs[0]) == pytest.approx(float(logits.log_softmax(-1)[0, place]), abs=1e-6)
 
 
 def test_where_no_document_is_to_blame_alone_the_first_one_is_named(monkeypatch):
     scorer = Scorer(tiny("llama"), 64)
     answers = scorer._answers
 
-    def spoilt(forward, one):
-        log_probs, best = answers(forward, one)
+    def spoilt(forward, plan_pass):
+        log_probs, best = answers(forward, plan_pass)
         return np.full_like(log_probs, np.nan), best
 
     monkeypatch.setattr(scorer, "_answers", spoilt)

@@ -24,12 +24,12 @@ def claims_of(texts, model, limit, prefix, pairs=(), documents=()):
             "t",
             0,
             0,
-            *one.texts,
-            None if one.source.kind == CHOICE else one.source.part,
+            *request.texts,
+            None if request.source.kind == CHOICE else request.source.part,
             tuple(score.log_probs),
             score.greedy,
         )
-        for one, score in zip(requests, Scorer(model, 64).score(requests), strict=True)
+        for request, score in zip(requests, Scorer(model, 64).score(requests), strict=True)
     ]
 
 
@@ -95,11 +95,11 @@ class Letters:
 
 def judged(claims, logits=(0.0, 1.0, 2.0, 3.0, 4.0), dtype=torch.float32, **changes):
     model = Fixed(logits).to(dtype)
-    told = [
+    judged_claims = [
         Claim("t", 4, 1, "a", text, None, tuple(log_probs), greedy)
         for text, log_probs, greedy in claims
     ]
-    return check(model, Letters(), told, 16, None)
+    return check(model, Letters(), judged_claims, 16, None)
 
 
 OF = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0]).log_softmax(-1).tolist()
@@ -181,9 +181,13 @@ def test_a_sample_has_as_many_claims_of_each_task_and_at_least_one():
 
     def counts(size, seed=0):
         drawn = sample(claims, size, seed)
-        assert len({(one.task, one.document) for one in drawn}) == len(drawn)
-        assert [one.task for one in drawn] == sorted(one.task for one in drawn)
-        return [sum(one.task == task for one in drawn) for task in "abc"]
+        assert len({(drawn_claim.task, drawn_claim.document) for drawn_claim in drawn}) == len(
+            drawn
+        )
+        assert [drawn_claim.task for drawn_claim in drawn] == sorted(
+            drawn_claim.task for drawn_claim in drawn
+        )
+        return [sum(drawn_claim.task == task for drawn_claim in drawn) for task in "abc"]
 
     assert (counts(0), counts(1), counts(8), counts(9), counts(100)) == (
         [1] * 3,

@@ -50,8 +50,13 @@ def test_truncated_documents_are_taken_as_all_wrong_and_as_all_right():
 
 def test_one_truncated_document_is_enough_and_none_gives_no_bounds():
     assert of_truncation([document(1.0), document(1.0)]) is None
-    found = of_truncation([document(1.0), document(0.0, True)])
-    assert (found["truncated"], found["least"], found["most"], found["as_is"]) == (1, 0.5, 1.0, 0.5)
+    result = of_truncation([document(1.0), document(0.0, True)])
+    assert (result["truncated"], result["least"], result["most"], result["as_is"]) == (
+        1,
+        0.5,
+        1.0,
+        0.5,
+    )
     assert of_truncation([document(0.0, True)]) == {
         "documents": 1,
         "truncated": 1,
@@ -63,8 +68,13 @@ def test_one_truncated_document_is_enough_and_none_gives_no_bounds():
 
 
 def test_documents_without_an_accuracy_are_no_part_of_the_bounds():
-    found = of_truncation([document(None), document(1.0, True), document(0.0)])
-    assert (found["documents"], found["as_is"], found["least"], found["most"]) == (2, 0.5, 0.0, 0.5)
+    result = of_truncation([document(None), document(1.0, True), document(0.0)])
+    assert (result["documents"], result["as_is"], result["least"], result["most"]) == (
+        2,
+        0.5,
+        0.0,
+        0.5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,19 +99,19 @@ def test_a_request_that_lost_one_token_counts_as_truncated(dropped, truncated):
         )
         for number, lost in enumerate(dropped)
     ]
-    (found,) = counts([*records, records[1]])
-    assert (found.truncated, found.dropped) == (
+    (result,) = counts([*records, records[1]])
+    assert (result.truncated, result.dropped) == (
         truncated + (dropped[1] > 0),
         sum(dropped) + dropped[1],
     )
-    assert (found.name, found.documents, found.requests, found.tokens, found.scored) == (
+    assert (result.name, result.documents, result.requests, result.tokens, result.scored) == (
         "mmlu",
         2,
         3,
         30,
         6,
     )
-    assert (found.lost, found.prefixed) == (2, 2)
+    assert (result.lost, result.prefixed) == (2, 2)
     (unknown,) = counts([records[0].model_copy(update={"lost_bytes": None}), records[1]])
     assert unknown.lost is None
 
@@ -164,33 +174,35 @@ def request(ids, context, kind=CHOICE, prefix=None, task="t"):
 
 
 def parts(requests):
-    return [(one.context.tolist(), one.continuation.tolist(), one.prefix) for one in requests]
+    return [(item.context.tolist(), item.continuation.tolist(), item.prefix) for item in requests]
 
 
 def test_another_prefix_stands_where_the_prefix_stood_and_nowhere_else():
     requests = [request([5, 6, 7], [0], prefix=0), request([5], [9]), request([8], [0], prefix=0)]
-    found = other_prefixes(requests, [4, None])
-    assert list(found) == [4, None]
-    assert parts(found[4]) == [([4], [5, 6, 7], 4), ([4], [8], 4)]
+    result = other_prefixes(requests, [4, None])
+    assert list(result) == [4, None]
+    assert parts(result[4]) == [([4], [5, 6, 7], 4), ([4], [8], 4)]
     # of one token nothing would be left to score
-    assert parts(found[None]) == [([5], [6, 7], None)]
+    assert parts(result[None]) == [([5], [6, 7], None)]
     assert parts(other_prefixes([request([5, 6], [0], prefix=0)], [None])[None]) == [
         ([5], [6], None)
     ]
 
 
 def test_tokens_that_a_tokenizer_added_after_the_prefix_stay_unscored():
-    found = other_prefixes([request([5, 6], [0, 3, 2], prefix=0)], [4, None])
-    assert parts(found[4]) == [([4, 3, 2], [5, 6], 4)] and parts(found[None]) == [
+    result = other_prefixes([request([5, 6], [0, 3, 2], prefix=0)], [4, None])
+    assert parts(result[4]) == [([4, 3, 2], [5, 6], 4)] and parts(result[None]) == [
         ([3, 2], [5, 6], None)
     ]
 
 
 def test_of_a_rolling_document_the_first_256_tokens_are_scored_anew():
     ids = list(range(300))
-    found = other_prefixes([request(ids, [0], ROLLING, 0), request(ids, [0], CHOICE, 0)], [4, None])
-    assert FIRST == 256 and [one.scored for one in found[4]] == [256, 300]
-    assert [one.scored for one in found[None]] == [255, 299]
+    result = other_prefixes(
+        [request(ids, [0], ROLLING, 0), request(ids, [0], CHOICE, 0)], [4, None]
+    )
+    assert FIRST == 256 and [item.scored for item in result[4]] == [256, 300]
+    assert [item.scored for item in result[None]] == [255, 299]
 
 
 def test_the_prefix_costs_its_first_token_and_the_mean_of_the_rest():
@@ -209,11 +221,13 @@ def test_the_prefix_costs_its_first_token_and_the_mean_of_the_rest():
             Score(np.array([-8.0, -1.0], np.float32), False),
         ),
     ]
-    asked = []
+    arguments = []
 
     def scores(requests):
-        asked.append(parts(requests))
-        return [Score(-np.arange(1.0, one.scored + 1, dtype=np.float32), True) for one in requests]
+        arguments.append(parts(requests))
+        return [
+            Score(-np.arange(1.0, item.scored + 1, dtype=np.float32), True) for item in requests
+        ]
 
     rows = of_prefix(answered, [None, 4], scores)
     assert rows == [
@@ -266,8 +280,8 @@ def test_the_prefix_costs_its_first_token_and_the_mean_of_the_rest():
             "rest": pytest.approx(7 / 3),
         },
     ]
-    assert [len(some) for some in asked] == [3, 3]
-    assert of_prefix(answered[2:3], [None, 4], scores) == [] and len(asked) == 2
+    assert [len(selected) for selected in arguments] == [3, 3]
+    assert of_prefix(answered[2:3], [None, 4], scores) == [] and len(arguments) == 2
 
 
 def test_only_the_first_256_scores_of_the_default_count_too():

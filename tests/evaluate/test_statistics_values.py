@@ -24,15 +24,15 @@ def test_the_interval_is_that_of_one_sample_t(count):
 
 
 def test_a_pair_is_arm_minus_baseline_in_the_order_of_seeds():
-    found = paired_difference("gf2", "learned", LOSSES)
-    assert (found.arm, found.baseline, found.seeds, found.differences) == (
+    result = paired_difference("gf2", "learned", LOSSES)
+    assert (result.arm, result.baseline, result.seeds, result.differences) == (
         "gf2",
         "learned",
         (1, 2, 3),
         (0.25, 0.5, 0.5),
     )
     expected = stats.ttest_1samp([0.25, 0.5, 0.5], 0.0).confidence_interval(0.95)
-    assert found.mean == pytest.approx(1.25 / 3) and (found.low, found.high) == pytest.approx(
+    assert result.mean == pytest.approx(1.25 / 3) and (result.low, result.high) == pytest.approx(
         (expected.low, expected.high)
     )
 
@@ -44,10 +44,10 @@ def test_arms_without_a_seed_in_common_are_no_pair():
 
 
 def test_one_seed_has_no_interval():
-    found = paired_difference("gf2", "learned", {"gf2": {1: 5.5}, "learned": {1: 5.0}})
-    assert (found.mean, found.low, found.high) == (0.5, None, None) and not found.excludes_zero
+    result = paired_difference("gf2", "learned", {"gf2": {1: 5.5}, "learned": {1: 5.0}})
+    assert (result.mean, result.low, result.high) == (0.5, None, None) and not result.excludes_zero
     assert (
-        sentence(found)
+        sentence(result)
         == "gf2: mean held-out loss 0.500 nats per token above learned in one run each. One seed"
         " shows that these two runs differ, not that the interfaces do."
     )

@@ -44,7 +44,7 @@ def rows(tmp_path, monkeypatch):
 
 
 def test_suites_and_benchmarks_are_joined_each_once_in_their_order():
-    names = [one.name for one in benchmarks("lambada, cloze,piqa,lambada,embedded")]
+    names = [benchmark.name for benchmark in benchmarks("lambada, cloze,piqa,lambada,embedded")]
     assert names == ["lambada", "mmlu_cloze", "commonsense_qa_cloze", "piqa", "embedded"]
     assert benchmarks("paper") == SUITES["paper"] and benchmarks("piqa") == (PIQA,)
     for text, name in (("piqa,pica", "pica"), ("", ""), ("piqa,", "")):
@@ -53,11 +53,17 @@ def test_suites_and_benchmarks_are_joined_each_once_in_their_order():
 
 
 def test_each_suite_has_its_benchmarks_with_their_endpoint_and_examples():
-    told = {
-        name: (one.endpoint, one.shots, one.cluster, one.letters, one.by_subject)
-        for name, one in BENCHMARKS.items()
+    settings = {
+        name: (
+            benchmark.endpoint,
+            benchmark.shots,
+            benchmark.cluster,
+            benchmark.letters,
+            benchmark.by_subject,
+        )
+        for name, benchmark in BENCHMARKS.items()
     }
-    assert told == {
+    assert settings == {
         "hellaswag": ("acc_norm", 0, "source", False, False),
         "arc_easy": ("acc", 0, None, False, False),
         "arc_challenge": ("acc_norm", 0, None, False, False),
@@ -150,12 +156,12 @@ def test_lm_eval_is_made_quick_and_quiet_once():
 
 
 def test_the_subjects_of_mmlu():
-    found = subjects(lm_eval_folder())
+    names = subjects(lm_eval_folder())
     assert (
-        len(found) == 57
-        and found[0] == "abstract_algebra"
-        and found == sorted(found)
-        and found[-1] == "world_religions"
+        len(names) == 57
+        and names[0] == "abstract_algebra"
+        and names == sorted(names)
+        and names[-1] == "world_religions"
     )
 
 
@@ -193,14 +199,16 @@ def task_with(name, size, benchmark=PIQA):
 
 
 def test_documents_are_all_or_a_seeded_draw_from_each_benchmark():
-    some = [
+    benchmark_tasks = [
         task_with("mmlu_0/a", 4, MMLU_0),
         task_with("mmlu_0/b", 3, MMLU_0),
         task_with("piqa", 2),
     ]
 
     def chosen(documents, seed=0):
-        return chosen_documents(some, EvaluationSettings((), None, 16, 0, documents, seed))
+        return chosen_documents(
+            benchmark_tasks, EvaluationSettings((), None, 16, 0, documents, seed)
+        )
 
     whole = {"mmlu_0/a": [0, 1, 2, 3], "mmlu_0/b": [0, 1, 2], "piqa": [0, 1]}
     assert chosen(None) == chosen(7) == chosen(8) == whole
@@ -219,9 +227,9 @@ def test_documents_are_all_or_a_seeded_draw_from_each_benchmark():
 def test_a_language_model_numbers_documents_as_they_were_chosen(small_texts):
     model = LanguageModel(SimpleNamespace(), small_texts, 16, None, {"t": [4, 9]})
     instance = SimpleNamespace(task_name="t", doc_id=1)
-    assert model._who(instance, 2, ROLLING) == RequestSource("t", 9, 2, ROLLING)
-    assert model._who(SimpleNamespace(task_name="u", doc_id=1), 0, ROLLING).document == 1
-    assert model._who(SimpleNamespace(task_name=None, doc_id=None), 0, ROLLING) == RequestSource(
+    assert model._source(instance, 2, ROLLING) == RequestSource("t", 9, 2, ROLLING)
+    assert model._source(SimpleNamespace(task_name="u", doc_id=1), 0, ROLLING).document == 1
+    assert model._source(SimpleNamespace(task_name=None, doc_id=None), 0, ROLLING) == RequestSource(
         "", 0, 0, ROLLING
     )
     assert (

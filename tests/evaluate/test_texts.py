@@ -17,18 +17,18 @@ def fast(path, **special):
 
 
 def test_ids_are_the_librarys_own(small_texts):
-    some = ["She was happy.", "", "<|endoftext|>Émma", "Ω \x04\n"]
-    assert [ids.tolist() for ids in small_texts.encode(some)] == [
-        small_texts.tokenizer.encode(text) for text in some
+    samples = ["She was happy.", "", "<|endoftext|>Émma", "Ω \x04\n"]
+    assert [ids.tolist() for ids in small_texts.encode(samples)] == [
+        small_texts.tokenizer.encode(text) for text in samples
     ]
-    assert {ids.dtype for ids in small_texts.encode(some)} == {
+    assert {ids.dtype for ids in small_texts.encode(samples)} == {
         np.dtype(np.uint32)
     } and small_texts.encode([]) == []
     assert (
         small_texts.plain("She").tolist() == small_texts.tokenizer.encode("She")
         and small_texts.vocab_size == VOCAB
     )
-    assert small_texts.begin.tolist() == [] and [small_texts.begun(text) for text in some] == [
+    assert small_texts.begin.tolist() == [] and [small_texts.begun(text) for text in samples] == [
         0,
         0,
         0,
@@ -37,10 +37,10 @@ def test_ids_are_the_librarys_own(small_texts):
 
 
 def test_ids_are_the_same_without_the_cache(tokenizer_path, monkeypatch):
-    some = ["She was happy.", "", "<|endoftext|>Émma"]
-    cached = open_texts(tokenizer_path).encode(some)
+    samples = ["She was happy.", "", "<|endoftext|>Émma"]
+    cached = open_texts(tokenizer_path).encode(samples)
     monkeypatch.setattr(CachedEncoder, "supports", staticmethod(lambda file: False))
-    plain = open_texts(tokenizer_path).encode(some)
+    plain = open_texts(tokenizer_path).encode(samples)
     assert [ids.tolist() for ids in plain] == [ids.tolist() for ids in cached] and plain[
         0
     ].dtype == np.uint32
@@ -48,10 +48,10 @@ def test_ids_are_the_same_without_the_cache(tokenizer_path, monkeypatch):
 
 def test_begin_tokens_are_put_before_each_text_but_not_twice(beginning_path, holey_path, tmp_path):
     texts = open_texts(beginning_path)
-    some = ["happy", "", "<|endoftext|>happy", "\x04"]
-    assert texts.begin.tolist() == [0] and [texts.begun(text) for text in some] == [1, 1, 0, 1]
+    samples = ["happy", "", "<|endoftext|>happy", "\x04"]
+    assert texts.begin.tolist() == [0] and [texts.begun(text) for text in samples] == [1, 1, 0, 1]
     plain = texts.plain("happy").tolist()
-    assert [ids.tolist() for ids in texts.encode(some)] == [[0, *plain], [0], [0, *plain], [0]]
+    assert [ids.tolist() for ids in texts.encode(samples)] == [[0, *plain], [0], [0, *plain], [0]]
     two = open_texts(with_begin(holey_path, tmp_path, "<|endoftext|> Z $A"))
     assert (
         two.begun("a") == 2

@@ -19,7 +19,7 @@ def of(
     error=0.005,
     adjusted=0.01,
     equivalence=0.9,
-    **told,
+    **changes,
 ):
     given = {
         "endpoint": True,
@@ -27,7 +27,7 @@ def of(
         "identical": False,
         "margin": 0.01,
         "detectable": 0.04,
-    } | told
+    } | changes
     difference = Difference(estimate, error, low, high, 0.001, 90, 80, given["identical"])
     return Contrast(
         "piqa",
@@ -64,8 +64,8 @@ def said(contrast, what=CHECKPOINTS):
 )
 def test_the_better_side_has_more_accuracy_or_fewer_nats(metric, estimate, better, number):
     low, high = sorted((estimate / 2, 1.5 * estimate))
-    found = said(of(metric, estimate, low, high))
-    assert found == f"these checkpoints differ: {better} is better ({number})"
+    text = said(of(metric, estimate, low, high))
+    assert text == f"these checkpoints differ: {better} is better ({number})"
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_a_difference_needs_both_a_small_p_and_an_interval_without_zero(changes,
     ("equivalence", "equal"), [(0.0499, True), (0.05, False), (math.nan, False)]
 )
 def test_equivalence_is_said_below_one_in_twenty(equivalence, equal):
-    found = said(of(adjusted=0.9, equivalence=equivalence))
+    text = said(of(adjusted=0.9, equivalence=equivalence))
     assert (
-        found == "these checkpoints differ by less than the margin of 1.00 points (+2.00 points)"
+        text == "these checkpoints differ by less than the margin of 1.00 points (+2.00 points)"
     ) is equal
 
 
 def test_the_margin_is_that_of_the_metric():
-    found = said(of("bits_per_byte", adjusted=0.9, equivalence=0.01, margin=0.005))
-    assert found == "these checkpoints differ by less than the margin of 0.0050 (+0.0200)"
+    text = said(of("bits_per_byte", adjusted=0.9, equivalence=0.01, margin=0.005))
+    assert text == "these checkpoints differ by less than the margin of 0.0050 (+0.0200)"
 
 
 def test_a_clear_difference_comes_before_equivalence():
@@ -106,9 +106,9 @@ def test_a_clear_difference_comes_before_equivalence():
 
 
 def test_what_could_have_been_detected_is_said_where_nothing_was():
-    found = said(of(adjusted=0.9))
+    text = said(of(adjusted=0.9))
     assert (
-        found
+        text
         == "these documents do not tell these checkpoints apart (+2.00 points; a difference of 4.00"
         " points would be detected with a power of 80 %)"
     )
@@ -120,9 +120,9 @@ def test_what_could_have_been_detected_is_said_where_nothing_was():
     ("detectable", "possible"), [(0.999, True), (1.0, False), (1.2, False), (math.nan, False)]
 )
 def test_no_accuracy_can_differ_by_100_points(detectable, possible):
-    found = said(of(adjusted=0.9, detectable=detectable))
-    assert ("no difference could have been detected" in found) is not possible
-    assert ("would be detected with a power of 80 %" in found) is possible
+    text = said(of(adjusted=0.9, detectable=detectable))
+    assert ("no difference could have been detected" in text) is not possible
+    assert ("would be detected with a power of 80 %" in text) is possible
 
 
 def test_over_seeds_the_things_are_interfaces():

@@ -26,9 +26,9 @@ SHAPE = {
 }
 
 
-def trained(spec, given=None, **told):
+def trained(spec, given=None, **options):
     """A model whose logits are not all alike, its norms moved from 1, as training does."""
-    model = TokenCodeForCausalLM(TokenCodeConfig(**{**SHAPE, **told}, interface=spec), given)
+    model = TokenCodeForCausalLM(TokenCodeConfig(**{**SHAPE, **options}, interface=spec), given)
     initialise(model, 1)
     draw = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -59,6 +59,6 @@ def assert_same_tensors(*folders):
 @pytest.fixture
 def make(tmp_path, tokenizer_path):
     """spec -> folder of such a model."""
-    return lambda spec="binary", given=None, **told: saved(
-        trained(spec, given, **told), tmp_path / "model", tokenizer_path
+    return lambda spec="binary", given=None, **options: saved(
+        trained(spec, given, **options), tmp_path / "model", tokenizer_path
     )

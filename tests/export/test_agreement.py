@@ -19,7 +19,7 @@ class Scripted(Runtime):
     name, version = "scripted", "1"
 
     def __init__(self, turns, logits=None):
-        self.turns, self.said, self.asked = turns, logits, []
+        self.turns, self.said, self.requests = turns, logits, []
 
     def logits(self, ids_T):
         return self.said
@@ -27,16 +27,16 @@ class Scripted(Runtime):
     def greedy(self, ids_T, steps):
         """Once it has left ours it says 0, as another text would."""
         at, lost = len(ids_T) - 2, False
-        self.asked.append((ids_T.tolist(), steps))
-        found = []
+        self.requests.append((ids_T.tolist(), steps))
+        tokens = []
         for step in range(at, at + steps):
-            found.append(0 if lost else self.turns.get(step, OURS[step]))
-            lost = lost or found[-1] != OURS[step]
-        return found
+            tokens.append(0 if lost else self.turns.get(step, OURS[step]))
+            lost = lost or tokens[-1] != OURS[step]
+        return tokens
 
 
 @pytest.mark.parametrize(
-    ("turns", "found"),
+    ("turns", "expected"),
     [
         ({}, Followed(6, (), None)),
         ({2: 0}, Followed(5, (0.001,), None)),  # one tie, and all after it is compared
@@ -45,12 +45,12 @@ class Scripted(Runtime):
         ({0: 0}, Followed(0, (), 0)),
     ],
 )
-def test_after_a_tie_the_runtime_goes_on_from_our_token(turns, found):
+def test_after_a_tie_the_runtime_goes_on_from_our_token(turns, expected):
     runtime = Scripted(turns)
-    assert followed(runtime, np.array([7, 8]), OURS, LEADS, tie=0.01) == found
+    assert followed(runtime, np.array([7, 8]), OURS, LEADS, tie=0.01) == expected
     assert all(
-        asked[2:] == OURS[: len(asked) - 2] and len(asked) - 2 + steps == 6
-        for asked, steps in runtime.asked
+        ids[2:] == OURS[: len(ids) - 2] and len(ids) - 2 + steps == 6
+        for ids, steps in runtime.requests
     )
 
 
@@ -73,13 +73,16 @@ def test_the_verdict_counts_every_step(turns, status):
         leads=[LEADS],
     )
     other = logits + np.float32(1e-3) * np.sign(logits)
-    found = compare(expected, lambda: Scripted(turns, other[0]), "scripted", "F16", False)
-    assert found.status == status and found.kl_mean < 1e-4
+    agreement = compare(expected, lambda: Scripted(turns, other[0]), "scripted", "F16", False)
+    assert agreement.status == status and agreement.kl_mean < 1e-4
     if status == "differs":
-        assert found.detail == "greedy continuation 1 leaves ours at step 4, which leads by 1.0e+00"
+        assert (
+            agreement.detail
+            == "greedy continuation 1 leaves ours at step 4, which leads by 1.0e+00"
+        )
     else:
         assert (
-            found.greedy_steps_equal == (5,)
-            and found.tie_leads == (0.001,)
-            and found.greedy_steps == 6
+            agreement.greedy_steps_equal == (5,)
+            and agreement.tie_leads == (0.001,)
+            and agreement.greedy_steps == 6
         )

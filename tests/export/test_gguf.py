@@ -28,7 +28,7 @@ SPECS = [
 def fields(file):
     reader = gguf.GGUFReader(file)
     return {name: field.contents() for name, field in reader.fields.items()}, {
-        one.name: one for one in reader.tensors
+        tensor.name: tensor for tensor in reader.tensors
     }
 
 
@@ -37,28 +37,28 @@ def file_in(folder):
     return file
 
 
-def by(found, name):
-    return next(one for one in found.runtimes if one.runtime.startswith(name))
+def by(exported, name):
+    return next(runtime for runtime in exported.runtimes if runtime.runtime.startswith(name))
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_float32_logits_are_ours_in_another_reader(spec, make, tmp_path):
-    found = export(make(spec), "gguf", tmp_path / "out")
-    reader = by(found, "transformers")
+    exported = export(make(spec), "gguf", tmp_path / "out")
+    reader = by(exported, "transformers")
     assert (
         reader.status == "agrees"
         and reader.largest_difference <= 1e-4
         and reader.greedy_steps_equal == (64, 64)
     )
-    assert found.input_table == "F32" and (file_in(tmp_path / "out")).is_file()
+    assert exported.input_table == "F32" and (file_in(tmp_path / "out")).is_file()
 
 
 def test_what_is_not_installed_is_not_run_and_never_agrees(make, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "llama_cpp", None)
-    found = export(make(), "gguf", tmp_path / "out")
+    exported = export(make(), "gguf", tmp_path / "out")
     assert (
-        by(found, "llama.cpp").status == "not run"
-        and by(found, "llama.cpp").largest_difference is None
+        by(exported, "llama.cpp").status == "not run"
+        and by(exported, "llama.cpp").largest_difference is None
     )
     assert "| llama.cpp | - | not run |" in (tmp_path / "out" / "README.md").read_text()
 
@@ -66,10 +66,10 @@ def test_what_is_not_installed_is_not_run_and_never_agrees(make, tmp_path, monke
 def test_what_comes_back_from_a_file_can_be_saved_and_trained(make, tmp_path, capsys):
     export(make(), "gguf", tmp_path / "out", "F16")
     assert command(["import", str(tmp_path / "out"), "--out", str(tmp_path / "back")]) == 0
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert (
-        "note: its weights were rounded to F16 when it was exported" in told
-        and "note: no tokenizer came with it" in told
+        "note: its weights were rounded to F16 when it was exported" in errors
+        and "note: no tokenizer came with it" in errors
     )
     load_model(tmp_path / "back").save_pretrained(tmp_path / "again")
     export(tmp_path / "back", "llama", tmp_path / "plain")
@@ -84,13 +84,13 @@ def test_pages_of_a_file_leave_memory_as_its_tensors_are_read(make, tmp_path):
 
     export(make(), "gguf", tmp_path / "out")
     file, whole = file_in(tmp_path / "out"), gguf.GGUFReader
-    wanted = {one.name: one.data.copy() for one in whole(file).tensors}
+    wanted = {tensor.name: tensor.data.copy() for tensor in whole(file).tensors}
     with pytest.raises(KeyError), letting_pages_go():
         reader = gguf.GGUFReader(file)
         assert type(reader) is not whole and len(reader.tensors) == len(wanted)
-        for one in reader.tensors:
-            assert np.array_equal(one.data, wanted[one.name])
-            last = one
+        for tensor in reader.tensors:
+            assert np.array_equal(tensor.data, wanted[tensor.name])
+            last = tensor
         # a page that was let go comes back from the file
         assert np.array_equal(last.data, wanted[last.name])
         raise KeyError
@@ -120,8 +120,8 @@ def test_the_real_runtime_agrees_where_it_is_installed(weights, make, tmp_path):
 )
 def test_the_table_keeps_a_type_that_holds_the_code(spec, weights, table, make, tmp_path):
     folder = make(spec)
-    found = export(folder, "gguf", tmp_path / "out", weights)
-    assert found.input_table == table
+    exported = export(folder, "gguf", tmp_path / "out", weights)
+    assert exported.input_table == table
     _, tensors = fields(file_in(tmp_path / "out"))
     stored = tensors["token_embd.weight"]
     shown = gguf.dequantize(stored.data, stored.tensor_type).reshape(-1, 64)
@@ -134,7 +134,7 @@ def test_the_table_keeps_a_type_that_holds_the_code(spec, weights, table, make, 
 
 def test_metadata_are_complete_and_token_0_is_a_token(make, tmp_path):
     export(make("gf2", vocab_size=330), "gguf", tmp_path / "out")  # ten rows that no token has
-    told, tensors = fields(file_in(tmp_path / "out"))
+    metadata, tensors = fields(file_in(tmp_path / "out"))
     shape = {
         "context_length": 96,
         "embedding_length": 64,
@@ -146,10 +146,13 @@ def test_metadata_are_complete_and_token_0_is_a_token(make, tmp_path):
         "rope.freq_base": 10000.0,
         "vocab_size": 330,
     }
-    assert {key: told[f"llama.{key}"] for key in shape} == shape
-    assert told["tokenizer.ggml.bos_token_id"] == told["tokenizer.ggml.eos_token_id"] == 0
-    assert told["tokenizer.ggml.pre"] == "smollm" and told["tokenizer.ggml.add_bos_token"] is False
-    tokens, types = told["tokenizer.ggml.tokens"], told["tokenizer.ggml.token_type"]
+    assert {key: metadata[f"llama.{key}"] for key in shape} == shape
+    assert metadata["tokenizer.ggml.bos_token_id"] == metadata["tokenizer.ggml.eos_token_id"] == 0
+    assert (
+        metadata["tokenizer.ggml.pre"] == "smollm"
+        and metadata["tokenizer.ggml.add_bos_token"] is False
+    )
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     assert (
         len(tokens) == len(types) == 330
         and tokens[0] == "<|endoftext|>"
@@ -160,12 +163,12 @@ def test_metadata_are_complete_and_token_0_is_a_token(make, tmp_path):
         gguf.TokenType.NORMAL,
         gguf.TokenType.UNUSED,
     )
-    assert told["tokencodes.frozen_input"] is True and told["tokencodes.interface"] == "gf2"
+    assert metadata["tokencodes.frozen_input"] is True and metadata["tokencodes.interface"] == "gf2"
     assert len(tensors) == 3 + 9 * 2 and tensors["output.weight"].shape.tolist() == [64, 330]
 
 
 def test_a_width_without_blocks_of_32_cannot_be_quantised(make, tmp_path, capsys):
-    asked = [
+    arguments = [
         "export",
         str(make(hidden_size=40, num_attention_heads=2)),
         "--to",
@@ -176,7 +179,7 @@ def test_a_width_without_blocks_of_32_cannot_be_quantised(make, tmp_path, capsys
         str(tmp_path / "o"),
     ]
     assert (
-        command(asked) == 2
+        command(arguments) == 2
         and "widths 40 and 96 are not multiples of 32; take F16" in capsys.readouterr().err
     )
 
@@ -184,11 +187,12 @@ def test_a_width_without_blocks_of_32_cannot_be_quantised(make, tmp_path, capsys
 def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_refused(make, tmp_path, tokenizer_path):
     from tokencodes.export.gguf_file import pre_tokenizer_name
 
-    told = json.loads(tokenizer_path.read_text())
-    assert pre_tokenizer_name(told, tokenizer_path) == "smollm"
+    tokenizer = json.loads(tokenizer_path.read_text())
+    assert pre_tokenizer_name(tokenizer, tokenizer_path) == "smollm"
     assert (
         pre_tokenizer_name(
-            {**told, "pre_tokenizer": told["pre_tokenizer"]["pretokenizers"][1]}, tokenizer_path
+            {**tokenizer, "pre_tokenizer": tokenizer["pre_tokenizer"]["pretokenizers"][1]},
+            tokenizer_path,
         )
         == "gpt-2"
     )
@@ -196,7 +200,7 @@ def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_refused(make, tmp_path, t
         with pytest.raises(
             InputError, match="has no rule that is known to cut text as this tokenizer does"
         ):
-            pre_tokenizer_name({**told, **change}, tokenizer_path)
+            pre_tokenizer_name({**tokenizer, **change}, tokenizer_path)
 
 
 BEGIN = {
@@ -250,15 +254,18 @@ def test_a_refused_tokenizer_is_refused_for_the_rule_that_a_file_cannot_hold(
 ):
     from tokencodes.export.gguf_file import pre_tokenizer_name
 
-    told = json.loads(tokenizer_path.read_text())
+    tokenizer = json.loads(tokenizer_path.read_text())
     with pytest.raises(InputError) as refused:
         pre_tokenizer_name(
-            {**told, **change, "model": {**told["model"], **change.get("model", {})}},
+            {**tokenizer, **change, "model": {**tokenizer["model"], **change.get("model", {})}},
             tokenizer_path,
         )
     assert reason in str(refused.value) and "pre-tokenizer" not in str(refused.value)
     for harmless in (None, BYTE_LEVEL, {"type": "Sequence", "processors": [BYTE_LEVEL]}):
-        assert pre_tokenizer_name({**told, "post_processor": harmless}, tokenizer_path) == "smollm"
+        assert (
+            pre_tokenizer_name({**tokenizer, "post_processor": harmless}, tokenizer_path)
+            == "smollm"
+        )
 
 
 def _stop_at(folder, ends):
@@ -281,9 +288,9 @@ def test_every_end_token_leaves_and_comes_back(ends, written, make, tmp_path):
     folder = make("learned")
     _stop_at(folder, ends)
     export(folder, "gguf", tmp_path / "out")
-    told, _ = fields(file_in(tmp_path / "out"))
-    found = {end: told.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")}
-    assert {end: id for end, id in found.items() if id is not None} == written
+    metadata, _ = fields(file_in(tmp_path / "out"))
+    end_ids = {end: metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")}
+    assert {end: id for end, id in end_ids.items() if id is not None} == written
     import_model(tmp_path / "out", tmp_path / "back", None, None, None, False)
     export(folder, "llama", tmp_path / "plain")
     import_model(tmp_path / "plain", tmp_path / "from-plain", None, None, None, False)
@@ -338,14 +345,14 @@ def test_text_becomes_the_same_tokens_in_llama_cpp(make, tmp_path):
 def test_a_file_comes_back_as_what_it_was(spec, make, tmp_path):
     folder = make(spec)
     export(folder, "gguf", tmp_path / "out")
-    found = import_model(file_in(tmp_path / "out"), tmp_path / "again", None, None, None, False)
-    assert found.interface["interface"] == str(InterfaceSpec.parse(spec))
+    imported = import_model(file_in(tmp_path / "out"), tmp_path / "again", None, None, None, False)
+    assert imported.interface["interface"] == str(InterfaceSpec.parse(spec))
     assert_same_tensors(folder, tmp_path / "again")
-    told = [
+    configs = [
         json.loads((place / "config.json").read_text()) for place in (folder, tmp_path / "again")
     ]
     assert all(
-        told[0][key] == told[1][key]
+        configs[0][key] == configs[1][key]
         for key in ("rms_norm_eps", "rope_parameters", "codebook_sha256", "tokenizer_sha256")
     )
 

@@ -43,8 +43,8 @@ COPIED = [
 @pytest.mark.parametrize("spec", COPIED)
 def test_a_plain_llama_has_the_same_bits_and_comes_back_as_what_it_was(spec, make, tmp_path):
     folder = make(spec)
-    found = export(folder, "llama", tmp_path / "plain")
-    (runtime,) = found.runtimes
+    exported = export(folder, "llama", tmp_path / "plain")
+    (runtime,) = exported.runtimes
     assert (runtime.status, runtime.bitwise_equal, runtime.largest_difference) == (
         "agrees",
         True,
@@ -52,7 +52,7 @@ def test_a_plain_llama_has_the_same_bits_and_comes_back_as_what_it_was(spec, mak
     )
     assert (
         runtime.greedy_steps_equal == (64, 64)
-        and found.reference_difference < found.reference_bound
+        and exported.reference_difference < exported.reference_bound
     )
     weights = load_file(tmp_path / "plain" / "model.safetensors")
     known = LlamaForCausalLM(LlamaConfig(**SHAPE)).state_dict().keys()
@@ -85,8 +85,10 @@ def test_what_a_spec_names_by_hash_is_read_off_the_table(kind, make, tmp_path):
 
 
 def test_an_orthogonal_lift_agrees_within_rounding(make, tmp_path):
-    found = export(make("binary:lift=orthogonal"), "llama", tmp_path / "plain")
-    assert found.runtimes[0].status == "agrees" and found.runtimes[0].largest_difference <= 1e-4
+    exported = export(make("binary:lift=orthogonal"), "llama", tmp_path / "plain")
+    assert (
+        exported.runtimes[0].status == "agrees" and exported.runtimes[0].largest_difference <= 1e-4
+    )
     assert (
         "orthogonal"
         in import_model(
@@ -99,18 +101,19 @@ def test_the_configuration_is_for_readers_of_both_versions_and_says_that_the_inp
     make, tmp_path
 ):
     export(make("gf2"), "llama", tmp_path / "plain")
-    told = json.loads((tmp_path / "plain" / "config.json").read_text())
-    assert told["rope_theta"] == told["rope_parameters"]["rope_theta"] == 10000.0
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 10000.0
     assert (
-        told["torch_dtype"] == told["dtype"] == "float32" and told["tie_word_embeddings"] is False
+        config["torch_dtype"] == config["dtype"] == "float32"
+        and config["tie_word_embeddings"] is False
     )
     assert (
-        told["frozen_input"] is True
-        and told["tokencodes"]["interface"] == "gf2"
-        and told["tokencodes"]["codebook_sha256"]
+        config["frozen_input"] is True
+        and config["tokencodes"]["interface"] == "gf2"
+        and config["tokencodes"]["codebook_sha256"]
     )
     card = (tmp_path / "plain" / "README.md").read_text()
-    assert "Fine-tuning unfreezes it" in card and told["tokencodes"]["codebook_sha256"] in card
+    assert "Fine-tuning unfreezes it" in card and config["tokencodes"]["codebook_sha256"] in card
     assert "costs ln 320 nats" in card and "No run record lies beside" in card
     assert (
         json.loads((tmp_path / "plain" / "tokenizer_config.json").read_text())["tokenizer_class"]
@@ -145,11 +148,11 @@ def test_stock_transformers_loads_and_generates_in_ten_lines(make, tmp_path):
 
 
 def test_bfloat16_keeps_the_code_and_the_rotary_positions_exact(make, tmp_path):
-    found = export(make(), "llama", tmp_path / "plain", "BF16")
+    exported = export(make(), "llama", tmp_path / "plain", "BF16")
     assert (
-        found.runtimes[0].status == "agrees"
-        and found.runtimes[0].kl_mean < 5e-3
-        and not found.runtimes[0].bitwise_equal
+        exported.runtimes[0].status == "agrees"
+        and exported.runtimes[0].kl_mean < 5e-3
+        and not exported.runtimes[0].bitwise_equal
     )
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
     assert model.dtype == torch.bfloat16 and model.model.rotary_emb.inv_freq.dtype == torch.float32
@@ -234,17 +237,17 @@ def test_what_does_not_agree_is_deleted_and_reported(make, tmp_path, monkeypatch
 
 
 def test_a_folder_is_replaced_by_force_alone_and_only_if_it_was_made_here(make, tmp_path, capsys):
-    asked = ["export", str(make()), "--to", "llama", "--out", str(tmp_path / "plain")]
-    assert command(asked) == 0
+    arguments = ["export", str(make()), "--to", "llama", "--out", str(tmp_path / "plain")]
+    assert command(arguments) == 0
     before = (tmp_path / "plain" / "certificate.json").stat().st_mtime_ns
-    assert command(asked) == 2
+    assert command(arguments) == 2
     assert "is there already; name another --out, or --force" in capsys.readouterr().err
     assert (tmp_path / "plain" / "certificate.json").stat().st_mtime_ns == before
-    assert command([*asked, "--force"]) == 0
+    assert command([*arguments, "--force"]) == 0
     assert (tmp_path / "plain" / "certificate.json").stat().st_mtime_ns > before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
-    assert command([*asked[:-1], str(tmp_path / "mine"), "--force"]) == 2
+    assert command([*arguments[:-1], str(tmp_path / "mine"), "--force"]) == 2
     assert (
         "was not made by export" in capsys.readouterr().err
         and (tmp_path / "mine" / "thesis.txt").is_file()
@@ -255,9 +258,11 @@ def test_what_was_put_there_since_is_not_replaced_nor_is_the_source(make, tmp_pa
     folder = make()
     assert command(["export", str(folder), "--to", "llama", "--out", str(tmp_path / "plain")]) == 0
     assert command(["import", str(tmp_path / "plain"), "--out", str(tmp_path / "back")]) == 0
-    for asked in (["export", "back", "--to", "llama"], ["import", "plain"]):
-        place = tmp_path / asked[1]
-        assert command([asked[0], str(place), *asked[2:], "--out", str(place), "--force"]) == 2
+    for arguments in (["export", "back", "--to", "llama"], ["import", "plain"]):
+        place = tmp_path / arguments[1]
+        assert (
+            command([arguments[0], str(place), *arguments[2:], "--out", str(place), "--force"]) == 2
+        )
         assert "the model lies there; name another --out" in capsys.readouterr().err
     (tmp_path / "plain" / "notes.txt").write_text("mine")
     assert (
@@ -267,8 +272,10 @@ def test_what_was_put_there_since_is_not_replaced_nor_is_the_source(make, tmp_pa
         == 2
     )
     assert "holds notes.txt, which was put there since" in capsys.readouterr().err
-    told = (tmp_path / "plain" / "certificate.json").read_text()
-    assert str(tmp_path) not in told and json.loads(told)["kind"] == "tokencodes-export"
+    certificate = (tmp_path / "plain" / "certificate.json").read_text()
+    assert (
+        str(tmp_path) not in certificate and json.loads(certificate)["kind"] == "tokencodes-export"
+    )
 
 
 def test_another_body_is_refused(make, tmp_path):
@@ -285,7 +292,7 @@ def test_no_space_and_an_interruption_leave_nothing(make, tmp_path, monkeypatch,
     assert "GB are free; name another --out" in capsys.readouterr().err
     monkeypatch.undo()
 
-    def interrupted(*told):
+    def interrupted(*arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(export_model, "write_card", interrupted)
@@ -364,8 +371,8 @@ def test_of_a_run_the_newest_checkpoint_is_taken_and_said(
         )
         == 0
     )
-    told = json.loads(capsys.readouterr().out)
-    assert (told["name"], told["checkpoint"]) == ("gf2-seed-1", "step-00000008") and told[
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["name"], printed["checkpoint"]) == ("gf2-seed-1", "step-00000008") and printed[
         "runtimes"
     ][0]["texts"] == 8
     card = (tmp_path / "out" / "README.md").read_text()
@@ -381,7 +388,7 @@ def test_a_card_shows_an_evaluation_of_these_very_weights_alone(dataset, tmp_pat
 
     run = tmp_path / "gf2" / "seed-1"
     train(tiny_study(dataset.path).run("gf2", 1), dataset, run, Silent())
-    told = {
+    evaluation = {
         "identity": {
             "weights_sha256": "",
             "documents": 3,
@@ -398,8 +405,8 @@ def test_a_card_shows_an_evaluation_of_these_very_weights_alone(dataset, tmp_pat
     (run / "evaluation").mkdir()
     cards = []
     for sha256 in (weights_sha256(load_model(run)), "0" * 64):
-        told["identity"]["weights_sha256"] = sha256
-        (run / "evaluation" / "evaluation.json").write_text(json.dumps(told))
+        evaluation["identity"]["weights_sha256"] = sha256
+        (run / "evaluation" / "evaluation.json").write_text(json.dumps(evaluation))
         export(run, "llama", tmp_path / "out", force=True)
         cards.append((tmp_path / "out" / "README.md").read_text())
     assert (
@@ -408,12 +415,12 @@ def test_a_card_shows_an_evaluation_of_these_very_weights_alone(dataset, tmp_pat
     )
     assert "piqa" not in cards[1] and "No evaluation of these weights lies beside them" in cards[1]
     assert str(tmp_path) not in cards[0] and f"Text: {dataset.path.name} (" in cards[0]
-    told["identity"] |= {
+    evaluation["identity"] |= {
         "weights_sha256": weights_sha256(load_model(run)),
         "documents": None,
         "seed": None,
     }
-    (run / "evaluation" / "evaluation.json").write_text(json.dumps(told))
+    (run / "evaluation" / "evaluation.json").write_text(json.dumps(evaluation))
     export(run, "llama", tmp_path / "out", force=True)
     assert "All documents of each benchmark." in (tmp_path / "out" / "README.md").read_text()
     # by whatever path it is named
@@ -427,10 +434,10 @@ def test_what_a_runtime_of_another_account_or_version_needs(make, tmp_path):
     finally:
         os.umask(mask)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "plain").iterdir()} == {0o644}
-    told = json.loads((tmp_path / "plain" / "tokenizer_config.json").read_text())
+    config = json.loads((tmp_path / "plain" / "tokenizer_config.json").read_text())
     assert (
-        told["model_input_names"] == ["input_ids", "attention_mask"]
-        and told["padding_side"] == "left"
+        config["model_input_names"] == ["input_ids", "attention_mask"]
+        and config["padding_side"] == "left"
     )
     assert (
         json.loads((tmp_path / "plain" / "generation_config.json").read_text())["pad_token_id"] == 0
@@ -442,12 +449,12 @@ def test_what_a_runtime_of_another_account_or_version_needs(make, tmp_path):
     tokenizer, model = (
         kind.from_pretrained(tmp_path / "plain") for kind in (AutoTokenizer, AutoModelForCausalLM)
     )
-    told = {"max_new_tokens": 6, "do_sample": False}
+    options = {"max_new_tokens": 6, "do_sample": False}
     several = tokenizer(["She", "She was in the"], return_tensors="pt", padding=True)
     alone = tokenizer("She", return_tensors="pt")
     assert (
-        model.generate(**several, **told)[0, -6:].tolist()
-        == model.generate(**alone, **told)[0, -6:].tolist()
+        model.generate(**several, **options)[0, -6:].tolist()
+        == model.generate(**alone, **options)[0, -6:].tolist()
     )
 
 
@@ -463,24 +470,24 @@ def test_weights_that_were_trained_since_are_not_replaced(make, tmp_path):
 
 def test_an_import_says_what_is_not_as_certified(make, tmp_path, capsys):
     export(make(), "llama", tmp_path / "plain")
-    asked = ["import", str(tmp_path / "plain"), "--force", "--out", str(tmp_path / "back")]
-    assert command(asked) == 0 and "note" not in capsys.readouterr().err
+    arguments = ["import", str(tmp_path / "plain"), "--force", "--out", str(tmp_path / "back")]
+    assert command(arguments) == 0 and "note" not in capsys.readouterr().err
     config, tokenizer = tmp_path / "plain" / "config.json", tmp_path / "plain" / "tokenizer.json"
     config.write_text(config.read_text().replace("10000", "20000"))
-    assert command(asked) == 0
+    assert command(arguments) == 0
     assert (
         "note: config.json is not the file that was certified when it was exported"
         in capsys.readouterr().err
     )
     assert json.loads((tmp_path / "back" / "certificate.json").read_text())["notes"]
     tokenizer.write_text(tokenizer.read_text() + " ")
-    assert command(asked) == 2 and "but the model was trained with" in capsys.readouterr().err
+    assert command(arguments) == 2 and "but the model was trained with" in capsys.readouterr().err
     tokenizer.unlink()
-    assert command(asked) == 0 and "note: no tokenizer came with it" in capsys.readouterr().err
+    assert command(arguments) == 0 and "note: no tokenizer came with it" in capsys.readouterr().err
     assert "tokencodes.load(FOLDER)" in (tmp_path / "back" / "README.md").read_text()
     config.write_text(config.read_text().replace('"vocab_size": 320', '"vocab_size": 300'))
     assert (
-        command(asked) == 2
+        command(arguments) == 2
         and "vocab_size 300 in config.json, and a table of 320 rows" in capsys.readouterr().err
     )
 
@@ -512,7 +519,7 @@ def test_an_import_of_what_is_no_plain_llama_says_what_it_is(make, tmp_path, cap
 
 def test_sigterm_leaves_nothing(make, tmp_path):
     """The command is stopped as soon as its hidden folder is there."""
-    asked = [
+    arguments = [
         sys.executable,
         "-m",
         "tokencodes",
@@ -523,12 +530,12 @@ def test_sigterm_leaves_nothing(make, tmp_path):
         "--out",
         str(tmp_path / "plain"),
     ]
-    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not (tmp_path / ".tmp-plain").exists():
             time.sleep(0.005)
         process.terminate()
-        _, told = process.communicate()
-    assert process.returncode == 130 and "interrupted; nothing was written" in told
+        _, errors = process.communicate()
+    assert process.returncode == 130 and "interrupted; nothing was written" in errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 

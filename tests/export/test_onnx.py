@@ -30,8 +30,8 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_logits_are_ours_with_and_without_a_cache(spec, make, tmp_path):
-    found = export(make(spec), "onnx", tmp_path / "out")
-    runtime = found.runtimes[0]
+    exported = export(make(spec), "onnx", tmp_path / "out")
+    runtime = exported.runtimes[0]
     assert (runtime.runtime, runtime.status) == (
         "onnxruntime",
         "agrees",
@@ -54,10 +54,10 @@ def test_the_graph_holds_the_code_and_not_its_table(make, tmp_path):
 def test_a_graph_comes_back_as_what_it_was(spec, make, tmp_path):
     folder = make(spec)
     export(folder, "onnx", tmp_path / "out")
-    found = import_model(tmp_path / "out", tmp_path / "again", None, None, None, False)
+    imported = import_model(tmp_path / "out", tmp_path / "again", None, None, None, False)
     assert (
-        found.interface["interface"] == str(InterfaceSpec.parse(spec))
-        and "onnxruntime" in found.compared
+        imported.interface["interface"] == str(InterfaceSpec.parse(spec))
+        and "onnxruntime" in imported.compared
     )
     assert_same_tensors(folder, tmp_path / "again")
 
@@ -75,34 +75,36 @@ def test_padding_on_the_left_and_a_cache_in_parts_change_nothing(make, tmp_path)
     with torch.no_grad():
         whole = model(ids).logits.numpy()
     empty = np.zeros((2, 4, 0, 16), dtype=np.float32)
-    names = [one.name for one in run.get_inputs() if one.name.startswith("past")]
-    cache, found = [empty] * len(names), []
+    names = [
+        graph_input.name for graph_input in run.get_inputs() if graph_input.name.startswith("past")
+    ]
+    cache, chunks = [empty] * len(names), []
     for first, last in ((0, 7), (7, 8), (8, 20)):
-        told = {
+        inputs = {
             "input_ids": ids[:, first:last].numpy(),
             "attention_mask": np.ones((2, last), dtype=np.int64),
             "position_ids": np.tile(np.arange(first, last), (2, 1)),
         }
-        logits, *cache = run.run(None, told | dict(zip(names, cache, strict=True)))
-        found.append(logits)
-    assert np.abs(np.concatenate(found, axis=1) - whole).max() < 1e-4
+        logits, *cache = run.run(None, inputs | dict(zip(names, cache, strict=True)))
+        chunks.append(logits)
+    assert np.abs(np.concatenate(chunks, axis=1) - whole).max() < 1e-4
     padded = np.concatenate([np.zeros((2, 3), dtype=np.int64), ids.numpy()], axis=1)
     mask = np.concatenate(
         [np.zeros((2, 3), dtype=np.int64), np.ones((2, 20), dtype=np.int64)], axis=1
     )
-    told = {
+    inputs = {
         "input_ids": padded,
         "attention_mask": mask,
         "position_ids": np.maximum(mask.cumsum(1) - 1, 0),
     }
-    logits = run.run(["logits"], told | dict.fromkeys(names, empty))[0]
+    logits = run.run(["logits"], inputs | dict.fromkeys(names, empty))[0]
     assert np.abs(logits[:, 3:] - whole).max() < 1e-4
 
 
 def test_large_weights_lie_in_a_file_of_their_own(make, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_graph, "INLINE_BYTES", 1000)
-    found = export(make(), "onnx", tmp_path / "out")
-    assert found.runtimes[0].status == "agrees"
+    exported = export(make(), "onnx", tmp_path / "out")
+    assert exported.runtimes[0].status == "agrees"
     assert (tmp_path / "out" / "onnx" / "model.onnx_data").stat().st_size > 50 * (
         tmp_path / "out" / "onnx" / "model.onnx"
     ).stat().st_size / 10

@@ -15,7 +15,7 @@ from tokencodes.importing.plain import interface_of_table
 from tokencodes.interfaces import base, build_interface
 from tokencodes.verify import check
 
-FOUND = [
+SPECS = [
     "binary",
     "binary:endian=big",
     "binary:width=12",
@@ -41,18 +41,18 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize("spec", FOUND)
+@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(("size", "width"), [(320, 96), (512, 100)])
 def test_a_code_is_found_in_its_table(spec, size, width):
     made = build_interface(InterfaceSpec.parse(spec), size, width)
     table = made.materialize().numpy()
-    found = fit(table)
-    assert np.array_equal(found.materialize().numpy(), table)
-    assert found.describe().trainable_parameters == 0
+    fitted = fit(table)
+    assert np.array_equal(fitted.materialize().numpy(), table)
+    assert fitted.describe().trainable_parameters == 0
     if not {"width", "affine", "center"} & set(
         spec.replace("=", ":").replace(",", ":").split(":")
     ):  # or equal by another name
-        assert str(found.spec) == str(made.spec)
+        assert str(fitted.spec) == str(made.spec)
 
 
 @settings(max_examples=25, deadline=None)
@@ -61,8 +61,8 @@ def test_any_invertible_matrix_is_found(seed, places):
     draw = np.random.default_rng(seed)
     matrix = np.eye(places, dtype=np.uint8)
     for _ in range(4 * places):  # row operations keep it invertible
-        one, other = draw.choice(places, 2, replace=False)
-        matrix[one] ^= matrix[other]
+        row, other = draw.choice(places, 2, replace=False)
+        matrix[row] ^= matrix[other]
     arrays = {"matrix": matrix, "offset": draw.integers(0, 2, places).astype(np.uint8)}
     size = (1 << places) - int(draw.integers(0, 1 << (places - 1)))
     spec = InterfaceSpec.parse(f"gf2:matrix={matrix_hash(arrays)}")
@@ -88,11 +88,11 @@ def test_one_changed_bit_is_no_code_any_more():
 @pytest.mark.parametrize(("size", "width"), [(320, 36), (512, 100), (2, 4)])
 def test_a_table_of_one_vector_for_all_tokens_is_no_code(value, size, width):
     table = np.full((size, width), value, dtype=np.float32)
-    for asked in (None, "binary", "gf2", "binary:lift=orthogonal", "binary:scale=match,std=0"):
+    for requested in (None, "binary", "gf2", "binary:lift=orthogonal", "binary:scale=match,std=0"):
         with pytest.raises(
             InputError, match="tokens 0 and 1 have the same vector in the input table"
         ):
-            interface_of_table(table, asked, None, Path("x"))
+            interface_of_table(table, requested, None, Path("x"))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -106,11 +106,11 @@ def test_a_value_that_is_not_finite_is_found_in_whatever_row(spec, value, monkey
     for row in (0, 299, 319):
         table = made.copy()
         table[row, 95] = value
-        for asked in (None, spec):
+        for requested in (None, spec):
             with pytest.raises(
                 InputError, match=f"the input table is not finite in the row of token {row};"
             ):
-                interface_of_table(table, asked, None, Path("x"))
+                interface_of_table(table, requested, None, Path("x"))
 
 
 @pytest.mark.parametrize(

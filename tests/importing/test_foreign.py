@@ -32,9 +32,9 @@ NAMES = {
 }
 
 
-def theirs(model, prefix="module.", neighbours=False, fused=None, up_first=False):
+def foreign_tensors(model, prefix="module.", neighbours=False, fused=None, up_first=False):
     """The tensors of a model as another program may have them."""
-    found = {}
+    tensors = {}
     for name, tensor in model.state_dict().items():
         if name.startswith("model.embed_tokens."):
             continue
@@ -46,20 +46,20 @@ def theirs(model, prefix="module.", neighbours=False, fused=None, up_first=False
             path = f"blocks.{number}.{NAMES[part]}"
         else:
             path = NAMES[path]
-        found[f"{prefix}{path}.weight"] = tensor.clone()
+        tensors[f"{prefix}{path}.weight"] = tensor.clone()
     for number in range(SHAPE["num_hidden_layers"]) if fused else ():
-        qkv = [found.pop(f"{prefix}blocks.{number}.attn.w{part}.weight") for part in "qkv"]
+        qkv = [tensors.pop(f"{prefix}blocks.{number}.attn.w{part}.weight") for part in "qkv"]
         if fused == "by head":
             qkv = [part.view(HEADS, CHANNELS, -1) for part in qkv]
             whole = torch.stack(qkv, dim=1).reshape(-1, qkv[0].shape[-1])
         else:
             whole = torch.cat(qkv)
-        found[f"{prefix}blocks.{number}.attn.wqkv.weight"] = whole
-        pair = [found.pop(f"{prefix}blocks.{number}.ffn.{part}.weight") for part in ("w1", "w3")]
-        found[f"{prefix}blocks.{number}.ffn.w13.weight"] = torch.cat(
+        tensors[f"{prefix}blocks.{number}.attn.wqkv.weight"] = whole
+        pair = [tensors.pop(f"{prefix}blocks.{number}.ffn.{part}.weight") for part in ("w1", "w3")]
+        tensors[f"{prefix}blocks.{number}.ffn.w13.weight"] = torch.cat(
             pair[::-1] if up_first else pair
         )
-    return found
+    return tensors
 
 
 @pytest.fixture
@@ -99,14 +99,14 @@ def same(model, folder, ids):
 @pytest.mark.parametrize("up_first", [False, True])
 def test_every_layout_is_found_by_its_logits(neighbours, fused, up_first, leave, tmp_path):
     model = trained("gf2")
-    tensors = theirs(model, neighbours=neighbours, fused=fused, up_first=up_first)
+    tensors = foreign_tensors(model, neighbours=neighbours, fused=fused, up_first=up_first)
     tensors["module.embedding.codebook"] = model.state_dict()["model.embed_tokens.codebook"].to(
         torch.int64
     )
     folder, logits, ids = leave(model, tensors)
-    found = import_model(folder, tmp_path / "ours", None, None, logits, False)
-    assert found.interface["interface"] == "gf2" and same(model, tmp_path / "ours", ids)
-    assert ("neighbours" in found.recognised_by) == neighbours and len(found.mapping) == len(
+    imported = import_model(folder, tmp_path / "ours", None, None, logits, False)
+    assert imported.interface["interface"] == "gf2" and same(model, tmp_path / "ours", ids)
+    assert ("neighbours" in imported.recognised_by) == neighbours and len(imported.mapping) == len(
         tensors
     )
 
@@ -116,20 +116,20 @@ def test_every_layout_is_found_by_its_logits(neighbours, fused, up_first, leave,
 )
 def test_a_written_out_table_will_do(spec, leave, tmp_path):
     model = trained(spec)
-    tensors = theirs(model, prefix="")
+    tensors = foreign_tensors(model, prefix="")
     tensors["wte.weight"] = model.input_interface.materialize()
     tensors["blocks.0.attn.rotary_emb.inv_freq"] = torch.ones(8)
     folder, logits, ids = leave(model, tensors, as_pickle=True)
-    found = import_model(folder, tmp_path / "ours", None, None, logits, False)
+    imported = import_model(folder, tmp_path / "ours", None, None, logits, False)
     assert same(model, tmp_path / "ours", ids)
-    assert found.interface["interface"].split(":")[0] == spec.split(":")[0]
+    assert imported.interface["interface"].split(":")[0] == spec.split(":")[0]
 
 
 def test_a_head_that_shares_the_tables_storage_is_a_head_of_its_own_here(leave, tmp_path):
     model = trained("learned")
     with torch.no_grad():
         model.lm_head.weight.copy_(model.input_interface.weight)
-    tensors = theirs(model, prefix="")
+    tensors = foreign_tensors(model, prefix="")
     tensors["wte.weight"] = tensors["head.weight"]
     folder, logits, ids = leave(model, tensors, as_pickle=True)
     import_model(folder, tmp_path / "ours", None, None, logits, False)
@@ -140,14 +140,14 @@ def test_what_lies_about_a_checkpoint_does_not_make_it_another_thing(leave, tmp_
     """A folder of several steps, whose configuration says llama,
     with a `checkpoints` beside them."""
     model = trained("gf2")
-    tensors = theirs(model) | {
+    tensors = foreign_tensors(model) | {
         "module.embedding.codebook": (
             model.state_dict()["model.embed_tokens.codebook"].to(torch.int64)
         )
     }
     folder, logits, ids = leave(model, tensors)
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, "model_type": "llama"}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     (folder / "checkpoints").mkdir()
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "step2.safetensors")
     import_model(folder / "weights.safetensors", tmp_path / "one", None, None, logits, False)
@@ -159,7 +159,7 @@ def test_what_lies_about_a_checkpoint_does_not_make_it_another_thing(leave, tmp_
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_matrix_and_an_offset_will_do_either_way_round(transposed, leave, tmp_path):
     model = trained("gf2:affine=true")
-    tensors = theirs(model)
+    tensors = foreign_tensors(model)
     state = model.state_dict()
     matrix = state["model.embed_tokens.matrix"]
     tensors["module.embedding.A"] = (matrix.T if transposed else matrix).float()
@@ -173,11 +173,12 @@ def test_a_matrix_and_an_offset_will_do_either_way_round(transposed, leave, tmp_
 def test_a_map_says_what_no_rule_knows(leave, tmp_path, capsys):
     model = trained("binary")
     tensors = {
-        name.replace("attn.wo", "attn.zz"): tensor for name, tensor in theirs(model, "net.").items()
+        name.replace("attn.wo", "attn.zz"): tensor
+        for name, tensor in foreign_tensors(model, "net.").items()
     }
     tensors["net.junk"] = torch.ones(3)
     folder, logits, ids = leave(model, tensors)
-    asked = [
+    arguments = [
         "import",
         str(folder),
         "--out",
@@ -187,7 +188,7 @@ def test_a_map_says_what_no_rule_knows(leave, tmp_path, capsys):
         "--interface",
         "binary",
     ]
-    assert command(asked) == 2
+    assert command(arguments) == 2
     assert (
         "tensors have names that no rule knows, first 'net.blocks.0.attn.zz.weight'"
         in capsys.readouterr().err
@@ -197,18 +198,18 @@ def test_a_map_says_what_no_rule_knows(leave, tmp_path, capsys):
         "net.junk": None,
     }
     (tmp_path / "map.json").write_text(json.dumps(rules))
-    assert command([*asked, "--map", str(tmp_path / "map.json")]) == 0
-    told = capsys.readouterr().out
+    assert command([*arguments, "--map", str(tmp_path / "map.json")]) == 0
+    output = capsys.readouterr().out
     assert (
-        "map file" in told
-        and "model.layers.1.self_attn.o_proj.weight" in told
+        "map file" in output
+        and "model.layers.1.self_attn.o_proj.weight" in output
         and same(model, tmp_path / "ours", ids)
     )
 
 
 def test_other_logits_are_not_believed_and_nothing_is_written(leave, tmp_path):
     model = trained("gf2")
-    tensors = theirs(model)
+    tensors = foreign_tensors(model)
     tensors["module.codebook"] = model.state_dict()["model.embed_tokens.codebook"]
     tensors["module.blocks.1.ffn.w2.weight"][0, 0] += 0.05
     folder, logits, _ = leave(model, tensors)
@@ -221,7 +222,7 @@ def test_other_logits_are_not_believed_and_nothing_is_written(leave, tmp_path):
 
 def test_unusable_logits_heads_and_maps_are_one_line(leave, tmp_path):
     model = trained("binary")
-    folder, logits, ids = leave(model, theirs(model))
+    folder, logits, ids = leave(model, foreign_tensors(model))
     np.savez(tmp_path / "empty.npz", input_ids=ids.numpy())
     for file, said in (
         (tmp_path / "empty.npz", "input_ids and logits are needed"),
@@ -246,7 +247,7 @@ def test_two_tensors_that_would_be_the_same_are_refused():
 
 def test_logits_that_cannot_tell_readings_apart_are_not_enough(leave, tmp_path):
     model = trained("binary")
-    folder, _, _ = leave(model, theirs(model))
+    folder, _, _ = leave(model, foreign_tensors(model))
     for ids, change in (
         (torch.tensor([[5]]), 0.0),
         (torch.zeros(1, 6, dtype=torch.int64), 0.0),
@@ -267,7 +268,7 @@ def test_logits_that_cannot_tell_readings_apart_are_not_enough(leave, tmp_path):
 
 def test_an_incomplete_checkpoint_says_what_is_missing(leave, tmp_path):
     model = trained("binary")
-    tensors = theirs(model)
+    tensors = foreign_tensors(model)
     del tensors["module.blocks.1.ffn.w2.weight"]
     folder, logits, _ = leave(model, tensors)
     with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.down_proj\.weight is missing"):
@@ -303,7 +304,8 @@ def test_a_stored_code_that_is_not_that_of_the_interface_is_refused_whatever_ids
         ),
     ):
         save_file(
-            {**theirs(model), f"module.embedding.{name}": tensor}, folder / "weights.safetensors"
+            {**foreign_tensors(model), f"module.embedding.{name}": tensor},
+            folder / "weights.safetensors",
         )
         with pytest.raises(InputError, match=said):
             import_model(
@@ -325,7 +327,8 @@ def test_the_stored_code_of_the_interface_that_is_asked_for_is_taken(leave, tmp_
         )
     ):
         save_file(
-            {**theirs(model), f"module.embedding.{name}": tensor}, folder / "weights.safetensors"
+            {**foreign_tensors(model), f"module.embedding.{name}": tensor},
+            folder / "weights.safetensors",
         )
         import_model(folder, tmp_path / str(number), "gf2", None, logits, False)
         assert same(model, tmp_path / str(number), ids)
@@ -349,7 +352,7 @@ def test_a_stored_code_that_cannot_tell_tokens_apart_is_refused(
 ):
     model = trained("gf2")
     tensors = {
-        **theirs(model),
+        **foreign_tensors(model),
         f"module.embedding.{name}": change(model.state_dict()["model.embed_tokens.codebook"]),
     }
     folder, logits, _ = leave(model, tensors)
@@ -365,20 +368,20 @@ def test_a_trained_table_that_is_not_finite_in_a_row_without_logits_is_refused(l
     table = model.input_interface.materialize()
     table[unused, 5] = float("nan")
     save_file(
-        {**theirs(model), "module.embedding.weight": table},
+        {**foreign_tensors(model), "module.embedding.weight": table},
         tmp_path / "theirs" / "weights.safetensors",
     )
-    for asked in (None, "learned"):
+    for requested in (None, "learned"):
         with pytest.raises(
             InputError, match=rf"model\.embed_tokens\.weight is not finite in row {unused};"
         ):
-            import_model(tmp_path / "theirs", tmp_path / "ours", asked, None, logits, False)
+            import_model(tmp_path / "theirs", tmp_path / "ours", requested, None, logits, False)
 
 
 def test_ids_that_are_no_whole_numbers_are_refused(leave, tmp_path):
     model = trained("binary")
-    folder, logits, _ = leave(model, theirs(model))
-    told = load_file(logits)
-    save_file({**told, "input_ids": told["input_ids"] + 0.5}, logits)
+    folder, logits, _ = leave(model, foreign_tensors(model))
+    arrays = load_file(logits)
+    save_file({**arrays, "input_ids": arrays["input_ids"] + 0.5}, logits)
     with pytest.raises(InputError, match=r"input_ids of type float32; whole numbers are needed"):
         import_model(folder, tmp_path / "ours", "binary", None, logits, False)

@@ -23,9 +23,9 @@ def documents(right):
 def evaluate(study, arm, seed, given=None, requests=None, **identity):
     """Leaves an evaluation beside a run, as `compare` does."""
     run = study / arm / f"seed-{seed}"
-    told = {"run": run_of(origin_of(run / "model")).model_dump(), "interface": arm, **identity}
+    keys = {"run": run_of(origin_of(run / "model")).model_dump(), "interface": arm, **identity}
     given = documents(range(seed + ARMS.index(arm))) if given is None else given
-    return write_made(run / "evaluation", given, requests, **told)
+    return write_made(run / "evaluation", given, requests, **keys)
 
 
 @pytest.fixture

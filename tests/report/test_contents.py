@@ -41,9 +41,9 @@ def folder(made, tmp_path) -> Path:
 def complaint(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line of `report`."""
     assert run(["report", str(folder)]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    return told.err
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    return captured.err
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -56,7 +56,9 @@ def test_a_file_that_is_another_thing_is_one_line_with_its_name(name, text, fold
 def fields(value: object, place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """The places of all values in nested tables, tables included."""
     inside = value.items() if isinstance(value, dict) else ()
-    return [inner for key, one in inside for inner in ((*place, key), *fields(one, (*place, key)))]
+    return [
+        inner for key, item in inside for inner in ((*place, key), *fields(item, (*place, key)))
+    ]
 
 
 def put(value: dict, place: tuple[str, ...], new: object) -> None:
@@ -76,13 +78,13 @@ UNREAD |= {"weight_bytes", "gradient_bytes", "activation_bytes", "activation_byt
 
 @pytest.mark.parametrize("name", FILES[:3])
 @pytest.mark.parametrize(
-    "new", [REMOVED, None, {"a": 1}, float("nan"), [[]], True], ids=lambda one: repr(one)[:7]
+    "new", [REMOVED, None, {"a": 1}, float("nan"), [[]], True], ids=lambda value: repr(value)[:7]
 )
 def test_a_wrong_value_in_any_field_is_one_line_with_the_file_and_the_field(
     name, new, folder, capsys
 ):
     original = json.dumps(read_json(folder / name))
-    asked = 0
+    tried = 0
     for place in fields(json.loads(original)):
         if "costs" in place and (place[-1] in UNREAD or "learned" not in place):
             continue
@@ -91,11 +93,11 @@ def test_a_wrong_value_in_any_field_is_one_line_with_the_file_and_the_field(
         value = json.loads(original)
         put(value, place, new)
         (folder / name).write_text(json.dumps(value))
-        told = complaint(folder, capsys)
-        assert str(folder / name) in told
-        assert ".".join(place) in told
-        asked += 1
-    assert asked >= 4
+        message = complaint(folder, capsys)
+        assert str(folder / name) in message
+        assert ".".join(place) in message
+        tried += 1
+    assert tried >= 4
 
 
 def test_text_is_no_number_in_any_file(folder, capsys):
@@ -112,10 +114,10 @@ KEYS += ["model.hidden_size", "optimizer", "batch.global_batch_size"]
 
 @pytest.mark.parametrize("removed", KEYS)
 def test_a_study_file_that_is_empty_or_lacks_a_key_is_one_line(removed, folder, capsys):
-    told = read_toml(folder / "study.toml")
+    values = read_toml(folder / "study.toml")
     if removed:
-        put(told, tuple(removed.split(".")), REMOVED)
-    (folder / "study.toml").write_text(tomli_w.dumps(told) if removed else "")
+        put(values, tuple(removed.split(".")), REMOVED)
+    (folder / "study.toml").write_text(tomli_w.dumps(values) if removed else "")
     line = complaint(folder, capsys)
     assert f"{folder / 'study.toml'}: " in line
     assert f"{removed}: is missing" in line or not removed
@@ -135,9 +137,9 @@ def test_a_study_file_that_is_empty_or_lacks_a_key_is_one_line(removed, folder, 
     ],
 )
 def test_a_study_file_with_a_wrong_value_is_one_line(key, value, folder, capsys):
-    told = read_toml(folder / "study.toml")
-    put(told, tuple(key.split(".")), value)
-    (folder / "study.toml").write_text(tomli_w.dumps(told))
+    values = read_toml(folder / "study.toml")
+    put(values, tuple(key.split(".")), value)
+    (folder / "study.toml").write_text(tomli_w.dumps(values))
     line = complaint(folder, capsys)
     assert f"{folder / 'study.toml'}: {key}" in line
 
@@ -164,8 +166,8 @@ def test_a_line_of_metrics_that_is_no_record_is_one_line_with_its_number(
     file = folder / RUN / "metrics.jsonl"
     whole = file.read_text().splitlines()
     file.write_text("\n".join([*whole[:2], line, *whole[2:]]) + "\n")
-    told = complaint(folder, capsys)
-    assert f"{file}, line 3: {field}" in told
+    message = complaint(folder, capsys)
+    assert f"{file}, line 3: {field}" in message
 
 
 @pytest.mark.parametrize("text", ["", '{"kind": "step", "step": 3}\n', None])

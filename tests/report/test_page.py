@@ -106,8 +106,8 @@ def test_its_numbers_are_those_on_disk(folder, study):
         assert row in words
     for pair in summary["pairs"]:
         assert pair["sentence"] in words
-    told = {(pair["arm"], pair["baseline"]) for pair in summary["pairs"]}
-    assert told == {
+    compared = {(pair["arm"], pair["baseline"]) for pair in summary["pairs"]}
+    assert compared == {
         ("binary", "learned"),
         ("gf2", "learned"),
         ("permuted", "learned"),

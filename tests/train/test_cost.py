@@ -80,14 +80,14 @@ def test_a_dry_run_of_the_papers_recipe_says_what_it_would_take_and_leaves_nothi
         "400",
     ]
     assert command([*arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["total_parameters"], told["steps"], told["tokens"]) == (
+    cost = json.loads(capsys.readouterr().out)
+    assert (cost["total_parameters"], cost["steps"], cost["tokens"]) == (
         1_812_039_680,
         381_470,
         381_470 * 262_144,
     )
-    assert told["hours_at_peak"] == pytest.approx(10_871_930_880 * 381_470 * 262_144 / 4e14 / 3600)
-    assert told["memory_bytes"] == 16 * 1_812_039_680 + told["activation_bytes"]
+    assert cost["hours_at_peak"] == pytest.approx(10_871_930_880 * 381_470 * 262_144 / 4e14 / 3600)
+    assert cost["memory_bytes"] == 16 * 1_812_039_680 + cost["activation_bytes"]
     assert command(arguments) == 0
     assert "time at 400 TFLOP/s" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()

@@ -65,8 +65,8 @@ def test_norms_of_the_parts_make_up_the_whole(model):
 
 def test_update_ratios_are_those_of_the_weights_before_and_after(model):
     before, optimizer, lr = stepped(model)
-    found = update_ratios(model, optimizer, lr)
-    for part, ratio in found.items():
+    ratios = update_ratios(model, optimizer, lr)
+    for part, ratio in ratios.items():
         names = [name for name, _ in model.named_parameters() if part_of(name) == part]
         after = model.state_dict()
         change = sum(float((after[name] - before[name]).norm()) ** 2 for name in names) ** 0.5
@@ -80,9 +80,9 @@ def test_hidden_scales_are_those_of_the_hidden_states(model):
     states = model.model(
         input_ids=ids[:, :-1], output_hidden_states=True, use_cache=False
     ).hidden_states
-    found = hidden_scales(model, ids)
-    assert len(found) == model.config.num_hidden_layers + 1
+    scales = hidden_scales(model, ids)
+    assert len(scales) == model.config.num_hidden_layers + 1
     for scale, hidden in zip(
-        found[:-1], states[:-1], strict=True
+        scales[:-1], states[:-1], strict=True
     ):  # the last state has the final norm on it
         assert scale == pytest.approx(float(hidden.detach().square().mean().sqrt()), rel=1e-5)

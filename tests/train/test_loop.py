@@ -278,11 +278,11 @@ def test_the_result_holds_what_its_loss_means(undisturbed, dataset):
 )
 def test_checkpoints_that_a_study_wants_later_stay(policy, left, dataset, tmp_path):
     train(tiny_study(dataset.path, checkpoint=policy).run("gf2", 1), dataset, tmp_path, Silent())
-    found = [
+    steps = [
         int(path.name.removeprefix("step-"))
         for path in checkpoint.checkpoints(tmp_path / "checkpoints")
     ]
-    assert found[::-1] == left
+    assert steps[::-1] == left
 
 
 def test_keeping_what_is_never_saved_is_refused(dataset):

@@ -20,8 +20,8 @@ EXACT, ROUNDED = 2e-6, 2e-3  # relative, of losses in float32 and with products 
 
 
 @pytest.fixture(scope="module")
-def told(texts, dataset, tmp_path_factory) -> dict:
-    """What every scenario told; V = 3,071 is a vocabulary that no number of ranks here divides."""
+def outcomes(texts, dataset, tmp_path_factory) -> dict:
+    """The results of every scenario; V = 3,071 is divisible by no number of ranks here."""
     folder = tmp_path_factory.mktemp("ranks")
     documents = (
         document.text for file in sorted(texts.iterdir()) for document in read_documents(file)
@@ -49,14 +49,14 @@ def told(texts, dataset, tmp_path_factory) -> dict:
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def values(results: list[dict]) -> list[dict]:
     """What the ranks returned; none may have failed."""
-    assert all("value" in one for one in results), results
-    return [one["value"] for one in results]
+    assert all("value" in result for result in results), results
+    return [result["value"] for result in results]
 
 
 @pytest.mark.parametrize("arm", ["learned", "gf2"])
@@ -76,36 +76,40 @@ def values(results: list[dict]) -> list[dict]:
         ("bf16 parameters, sharded", ROUNDED),
     ],
 )
-def test_ranks_and_engines_change_a_run_by_rounding_only(told, arm, engine, tolerance):
-    if engine not in told["engines"][arm]:
+def test_ranks_and_engines_change_a_run_by_rounding_only(outcomes, arm, engine, tolerance):
+    if engine not in outcomes["engines"][arm]:
         pytest.skip(f"tried with the other arm: {engine}")
-    one, other = told["engines"][arm]["one"], told["engines"][arm][engine]
+    reference, other = outcomes["engines"][arm]["one"], outcomes["engines"][arm][engine]
     ends = values(other["ranks"])
     assert len({rank["end"] for rank in ends}) == 1, "the ranks hold different weights"
-    assert {rank["begin"] for rank in ends} == {rank["begin"] for rank in values(one["ranks"])}
-    assert len(one["losses"]) == 8
-    assert other["losses"] == pytest.approx(one["losses"], rel=tolerance)
-    assert other["heldout"] == pytest.approx(one["heldout"], rel=tolerance)
-    for ours, theirs in zip(other["norms"], one["norms"], strict=True):
-        assert ours == pytest.approx(theirs, rel=100 * tolerance)
+    assert {rank["begin"] for rank in ends} == {
+        rank["begin"] for rank in values(reference["ranks"])
+    }
+    assert len(reference["losses"]) == 8
+    assert other["losses"] == pytest.approx(reference["losses"], rel=tolerance)
+    assert other["heldout"] == pytest.approx(reference["heldout"], rel=tolerance)
+    for norms, expected in zip(other["norms"], reference["norms"], strict=True):
+        assert norms == pytest.approx(expected, rel=100 * tolerance)
     for (ratios, scales), (their_ratios, their_scales) in zip(
-        other["scales"], one["scales"], strict=True
+        other["scales"], reference["scales"], strict=True
     ):
         assert ratios == pytest.approx(their_ratios, rel=100 * tolerance)
         assert scales == pytest.approx(their_scales, rel=10 * tolerance)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_what_two_ranks_saved_any_number_takes_up(told, ranks):
-    found = told["world_sizes"][str(ranks)]
-    saved, went_on = values(found["saved"]), values(found["went_on"])
+def test_what_two_ranks_saved_any_number_takes_up(outcomes, ranks):
+    outcome = outcomes["world_sizes"][str(ranks)]
+    saved, went_on = values(outcome["saved"]), values(outcome["went_on"])
     assert {(rank["done"], rank["step"]) for rank in saved} == {(False, 4)}, (
         "one rank alone was asked to stop"
     )
     assert len(went_on) == ranks
     assert {rank["begin"] for rank in went_on} == {saved[0]["end"]}
     assert {(rank["done"], rank["step"]) for rank in went_on} == {(True, 8)}
-    assert found["losses"] == pytest.approx(told["engines"]["gf2"]["one"]["losses"], rel=EXACT)
+    assert outcome["losses"] == pytest.approx(
+        outcomes["engines"]["gf2"]["one"]["losses"], rel=EXACT
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,47 +129,47 @@ def test_what_two_ranks_saved_any_number_takes_up(told, ranks):
     ],
 )
 def test_what_is_not_finite_on_one_rank_stops_all_before_the_step_and_is_named(
-    told, kind, begins, says
+    outcomes, kind, begins, says
 ):
-    found = told["not_finite"][kind]
-    assert [rank["error"] for rank in found["ranks"]] == ["NonFinite", "NonFinite"]
-    assert len({rank["message"] for rank in found["ranks"]}) == 1
-    assert "in step 4 (windows 12 to 15)" in found["ranks"][0]["message"]
-    assert says in found["ranks"][0]["message"]
-    assert found["steps"] == 3
-    assert found["newest"] == 2
-    assert found["file"]["windows"] == [12, 15]
+    outcome = outcomes["not_finite"][kind]
+    assert [rank["error"] for rank in outcome["ranks"]] == ["NonFinite", "NonFinite"]
+    assert len({rank["message"] for rank in outcome["ranks"]}) == 1
+    assert "in step 4 (windows 12 to 15)" in outcome["ranks"][0]["message"]
+    assert says in outcome["ranks"][0]["message"]
+    assert outcome["steps"] == 3
+    assert outcome["newest"] == 2
+    assert outcome["file"]["windows"] == [12, 15]
     if begins:
-        assert found["file"]["begins"] == begins
+        assert outcome["file"]["begins"] == begins
     else:
-        assert found["file"]["parameters_not_finite_themselves"] == [
+        assert outcome["file"]["parameters_not_finite_themselves"] == [
             "model.layers.1.mlp.up_proj.weight"
         ]
 
 
 @pytest.mark.parametrize("kind", ["killed", "hangs"])
-def test_a_rank_that_is_gone_or_hangs_ends_the_others(told, kind):
+def test_a_rank_that_is_gone_or_hangs_ends_the_others(outcomes, kind):
     """By an error of its own. A rank that only stops when the test's patience ends is `late`, and
     has no error.
     """
-    found = told["lost"][kind]
-    assert found["first"]["error"] == "CheckFailed"
-    assert "rank 0 of 2: another rank is gone or hangs" in found["first"]["message"]
-    assert set(found["damage"]) == {None}
+    outcome = outcomes["lost"][kind]
+    assert outcome["first"]["error"] == "CheckFailed"
+    assert "rank 0 of 2: another rank is gone or hangs" in outcome["first"]["message"]
+    assert set(outcome["damage"]) == {None}
 
 
-def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_end_is_the_same(told):
-    found = told["signalled"]
-    assert [rank["done"] for rank in values(found["stopped"])] == [False, False]
-    assert 3 <= found["step"] < 30
-    assert values(found["went_on"])[0]["end"] == values(found["undisturbed"])[0]["end"]
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_end_is_the_same(outcomes):
+    outcome = outcomes["signalled"]
+    assert [rank["done"] for rank in values(outcome["stopped"])] == [False, False]
+    assert 3 <= outcome["step"] < 30
+    assert values(outcome["went_on"])[0]["end"] == values(outcome["undisturbed"])[0]["end"]
 
 
-def test_a_checkpoint_written_aside_is_the_one_that_is_written_at_once(told):
+def test_a_checkpoint_written_aside_is_the_one_that_is_written_at_once(outcomes):
     ends = {}
-    for background, found in told["in_background"].items():
-        ends[background] = values(found["ranks"])[0]["end"]
-        assert found["checkpoints"] == ["step-00000008", "step-00000006", "step-00000004"]
-        assert set(found["damage"]) == {None}
-        assert found["models"] == ["step-00000004", "step-00000008"]
+    for background, outcome in outcomes["in_background"].items():
+        ends[background] = values(outcome["ranks"])[0]["end"]
+        assert outcome["checkpoints"] == ["step-00000008", "step-00000006", "step-00000004"]
+        assert set(outcome["damage"]) == {None}
+        assert outcome["models"] == ["step-00000004", "step-00000008"]
     assert ends["yes"] == ends["no"]

@@ -29,14 +29,14 @@ def finished(dataset, tmp_path_factory):
 def test_any_step_comes_out_as_it_was_logged_and_nothing_is_touched(step, began, finished, dataset):
     run, out = finished
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
-    found = replay(run, dataset, out, step)
+    replayed = replay(run, dataset, out, step)
     logged = next(line for line in records(out) if (line["kind"], line["step"]) == ("step", step))
-    assert (found.loss, found.grad_norm, found.grad_norm_parts) == (
+    assert (replayed.loss, replayed.grad_norm, replayed.grad_norm_parts) == (
         logged["loss"],
         logged["grad_norm"],
         logged["grad_norm_parts"],
     )
-    assert (found.agrees, found.finite, found.began_after) == (True, True, began)
+    assert (replayed.agrees, replayed.finite, replayed.began_after) == (True, True, began)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 
@@ -49,11 +49,11 @@ def test_on_another_engine_it_agrees_to_rounding_and_says_so(finished, dataset):
             )
         }
     )
-    found = replay(other, dataset, out, 8)
-    assert (found.otherwise, found.agrees) == ("activation_checkpoint_every", True)
+    replayed = replay(other, dataset, out, 8)
+    assert (replayed.otherwise, replayed.agrees) == ("activation_checkpoint_every", True)
     logged = next(line for line in records(out) if (line["kind"], line["step"]) == ("step", 8))
-    assert found.loss == pytest.approx(logged["loss"], rel=1e-5)
-    assert not replace(found, loss=found.loss + 0.02).agrees
+    assert replayed.loss == pytest.approx(logged["loss"], rel=1e-5)
+    assert not replace(replayed, loss=replayed.loss + 0.02).agrees
 
 
 def test_an_step_to_come_has_nothing_to_agree_with(finished, dataset):
@@ -86,15 +86,16 @@ def exploded(dataset, tmp_path):
 
 def test_what_stopped_a_run_is_written_down_and_can_be_computed_again(exploded, dataset):
     run, out, message = exploded
-    told = read_json(out / "nonfinite.json")
-    assert told["windows"] == [(told["step"] - 1) * 4, told["step"] * 4 - 1]
-    assert f"--replay {told['step']}" in message
-    found = replay(run, dataset, out, told["step"])
-    assert (found.finite, found.agrees, str(found.loss)) == (False, None, told["loss"])
+    refused = read_json(out / "nonfinite.json")
+    assert refused["windows"] == [(refused["step"] - 1) * 4, refused["step"] * 4 - 1]
+    assert f"--replay {refused['step']}" in message
+    replayed = replay(run, dataset, out, refused["step"])
+    assert (replayed.finite, replayed.agrees, str(replayed.loss)) == (False, None, refused["loss"])
     with pytest.raises(
-        CheckFailed, match=f"step {told['step']} is not finite, so step {told['step'] + 1} is never"
+        CheckFailed,
+        match=f"step {refused['step']} is not finite, so step {refused['step'] + 1} is never",
     ):
-        replay(run, dataset, out, told["step"] + 1)
+        replay(run, dataset, out, refused["step"] + 1)
 
 
 def test_the_command_says_it_in_json_and_in_a_line(finished, exploded, capsys, tmp_path):
@@ -108,8 +109,10 @@ def test_the_command_says_it_in_json_and_in_a_line(finished, exploded, capsys, t
             "study": {"seeds": [1], "baseline": run.arm},
             "arms": {run.arm: {"interface": run.interface}},
         }
-        told = run.model_dump(mode="json", exclude_none=True, exclude={"arm", "interface", "seed"})
-        (tmp_path / "study.toml").write_text(tomli_w.dumps({**study, **told}))
+        sections = run.model_dump(
+            mode="json", exclude_none=True, exclude={"arm", "interface", "seed"}
+        )
+        (tmp_path / "study.toml").write_text(tomli_w.dumps({**study, **sections}))
         arguments = [
             "train",
             str(tmp_path / "study.toml"),

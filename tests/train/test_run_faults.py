@@ -37,13 +37,13 @@ class Listener(Silent):
         self.lines.append(line)
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
+def assert_same_weights(first: Path, second: Path) -> None:
     """The models that two runs ended in, bit by bit."""
-    found, expected = (
-        checkpoint.load_model(folder / "model").state_dict() for folder in (one, other)
+    weights, expected = (
+        checkpoint.load_model(folder / "model").state_dict() for folder in (first, second)
     )
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in weights.items())
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +73,16 @@ def test_a_disk_that_is_full_during_a_save_costs_the_checkpoint_and_not_the_run(
     monkeypatch.setattr(np, "save", full)
     train(run, dataset, tmp_path / "gf2", listener)
     assert [
-        checkpoint.step_of(one) for one in checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints")
+        checkpoint.step_of(path)
+        for path in checkpoint.checkpoints(tmp_path / "gf2" / "checkpoints")
     ] == [8, 6, 2]
     assert not list((tmp_path / "gf2" / "checkpoints").glob(".tmp-*"))
-    told = [line for line in listener.lines if "could not be written" in line]
-    assert len(told) == 1
-    assert "the checkpoint of step 4 could not be written (No space left on device)" in told[0]
+    warnings = [line for line in listener.lines if "could not be written" in line]
+    assert len(warnings) == 1
+    assert "the checkpoint of step 4 could not be written (No space left on device)" in warnings[0]
     assert (
-        "the last whole one is of step 2, and training goes on: free space on that disk" in told[0]
+        "the last whole one is of step 2, and training goes on: free space on that disk"
+        in warnings[0]
     )
     assert_same_weights(tmp_path / "gf2", undisturbed)
 
@@ -107,7 +109,7 @@ def test_a_really_full_disk_is_one_line_and_with_room_the_run_ends_in_the_same_b
     assert "No space left on device" in complaint
     kept = checkpoint.checkpoints(disk / "run" / "checkpoints")
     assert kept
-    assert all(checkpoint.damage(one) is None for one in kept)
+    assert all(checkpoint.damage(path) is None for path in kept)
     small_disk(50_000_000)
     assert command(arguments) == 0
     assert_same_weights(disk / "run", undisturbed)
@@ -153,7 +155,7 @@ def test_another_engine_may_go_on_with_a_run_and_another_precision_or_recipe_may
     shutil.copytree(undisturbed, tmp_path / "gf2")
     (tmp_path / "gf2" / "result.json").unlink()
     shutil.rmtree(tmp_path / "gf2" / "checkpoints" / "step-00000008")
-    for section, told in (
+    for section, message in (
         (
             {"engine": {"precision": "bf16-autocast"}},
             "engine.precision is 'float32' there, 'bf16-autocast' asked for",
@@ -174,7 +176,7 @@ def test_another_engine_may_go_on_with_a_run_and_another_precision_or_recipe_may
                 tmp_path / "gf2",
                 Silent(),
             )
-        assert told in str(refused.value)
+        assert message in str(refused.value)
     run = tiny_study(
         dataset.path, engine={"activation_checkpoint_every": 1, "loss_kernel": "torch"}
     ).run("gf2", 1)
@@ -198,9 +200,9 @@ def test_parameters_in_bf16_need_no_launcher(dataset, tmp_path):
     """
     preset = _as_preset(dataset, tmp_path)
     arguments = ["-m", "tokencodes", "train", str(preset), "--out", str(tmp_path / "run"), "--json"]
-    told = ["--set", "engine.precision=bf16-parameters"]
+    options = ["--set", "engine.precision=bf16-parameters"]
     done = subprocess.run(
-        [sys.executable, *arguments, *told], capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, *arguments, *options], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["environment"]["dtype"] == "bf16-parameters"

@@ -96,8 +96,8 @@ def test_a_mixture_trains_and_its_ledger_names_document_and_offset(halves, tmp_p
 def test_the_ledger_finds_text_that_was_prepared_beside_a_run_and_refuses_other_text(
     texts, tmp_path, dataset
 ):
-    told = {"inputs": [str(texts)], "vocab_size": 320, "validation_fraction": 0.2}
-    run = tiny_study("unused", data=told).run("gf2", 1)
+    data = {"inputs": [str(texts)], "vocab_size": 320, "validation_fraction": 0.2}
+    run = tiny_study("unused", data=data).run("gf2", 1)
     corpus = open_dataset(run.data, tmp_path / "study", Silent().say)
     train(run, corpus, tmp_path / "study" / "gf2" / "seed-1", Silent())
     entries = read_ledger(tmp_path / "study" / "gf2" / "seed-1", 2)
@@ -135,18 +135,18 @@ def test_a_dataset_and_a_mixture_together_are_refused(dataset, tmp_path):
 
 
 def test_a_recipe_that_is_bound_to_a_tokenizer_takes_no_other(dataset, texts, tmp_path):
-    told = {
+    data = {
         "dataset": str(dataset.path),
         "vocab_size": 320,
         "tokenizer_sha256": dataset.tokenizer_sha256,
     }
     assert (
-        open_dataset(tiny_study("unused", data=told).data, tmp_path, Silent().say).fingerprint
+        open_dataset(tiny_study("unused", data=data).data, tmp_path, Silent().say).fingerprint
         == dataset.fingerprint
     )
     with pytest.raises(InputError, match="made with another tokenizer"):
         open_dataset(
-            tiny_study("unused", data={**told, "tokenizer_sha256": "0" * 64}).data,
+            tiny_study("unused", data={**data, "tokenizer_sha256": "0" * 64}).data,
             tmp_path,
             Silent().say,
         )

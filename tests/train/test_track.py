@@ -18,7 +18,7 @@ from tokencodes.errors import InputError
 from tokencodes.train import track
 from tokencodes.train.metrics import HeldOutRecord, Observer, ScalesRecord, Silent, StepRecord
 from tokencodes.train.run import train
-from tokencodes.train.track import Several, Told, Tracker, configuration, split, trackers
+from tokencodes.train.track import SentSteps, Several, Tracker, configuration, split, trackers
 
 NEEDS = "needs the extra `track`: pip install 'tokencodes[track]'"
 
@@ -46,12 +46,12 @@ class Fake(Tracker):
 
     def open(self, run, config, step):
         self._fail("open")
-        self._told = Told(self.folder / f"{run}.json", step)
-        self.opened.append((run, config, step, self._told.resumed))
+        self._steps = SentSteps(self.folder / f"{run}.json", step)
+        self.opened.append((run, config, step, self._steps.resumed))
 
     def log(self, kind, numbers, texts, step):
         self._fail("log")
-        if self._told.new(kind, step):
+        if self._steps.new(kind, step):
             self.rows.append((kind, step, numbers))
 
     def close(self):
@@ -116,7 +116,7 @@ def test_each_run_of_a_study_is_a_run_of_the_tracker_with_its_own_configuration(
     study, fake = tiny_study(dataset.path, budget={"tokens": 64}), Fake(tmp_path)
     for arm in ("gf2", "binary"):
         train(study.run(arm, 1), dataset, tmp_path / arm / "seed-1", Several([Silent(), fake]))
-    assert [(run, told["arm"], step) for run, told, step, _ in fake.opened] == [
+    assert [(run, config["arm"], step) for run, config, step, _ in fake.opened] == [
         ("gf2-seed-1", "gf2", 0),
         ("binary-seed-1", "binary", 0),
     ]
@@ -170,8 +170,8 @@ def test_a_tracker_that_fails_is_dropped_with_one_line_and_the_rest_goes_on(meth
     for run in ("a seed 1", "b seed 1"):
         go(several, run, 0, 2)
     assert several.observers == [person, good]
-    told = f"tracker 'fake' failed and is dropped (OSError: {method}: no space left)"
-    assert person.lines == [f"{told}; training goes on, metrics.jsonl has everything"]
+    message = f"tracker 'fake' failed and is dropped (OSError: {method}: no space left)"
+    assert person.lines == [f"{message}; training goes on, metrics.jsonl has everything"]
     assert len(good.rows) == 6
     assert (len(bad.opened), bad.closed) == {"open": (0, 1), "log": (1, 1), "close": (1, 2)}[method]
 
@@ -221,7 +221,7 @@ def twice(name: str, out: Path) -> Callable[[], list[Tracker]]:
     sees it.
     """
 
-    def told() -> list[Tracker]:
+    def run_twice() -> list[Tracker]:
         first = trackers([name], out)[0]
         go(first, "gf2 seed 1", 0, 7)
         second = trackers([name], out)[0]
@@ -230,7 +230,7 @@ def twice(name: str, out: Path) -> Callable[[], list[Tracker]]:
 
     out.mkdir(parents=True)
     (out / "config.toml").write_text('arm = "gf2"\n[model]\nwidth = 36\n')
-    return told
+    return run_twice
 
 
 def test_tensorboard_shows_each_step_once(tmp_path, monkeypatch):
@@ -239,13 +239,13 @@ def test_tensorboard_shows_each_step_once(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     twice("tensorboard", tmp_path / "run")()
-    found = EventAccumulator(str(tmp_path / "run" / "track" / "tensorboard" / "gf2-seed-1"))
-    found.Reload()
-    assert [event.step for event in found.Scalars("step/loss")] == list(range(1, 11))
-    assert [event.step for event in found.Scalars("heldout/loss")] == [4, 8]
-    assert found.Scalars("step/grad_norm_parts.head")[0].value == 0.25
+    events = EventAccumulator(str(tmp_path / "run" / "track" / "tensorboard" / "gf2-seed-1"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("step/loss")] == list(range(1, 11))
+    assert [event.step for event in events.Scalars("heldout/loss")] == [4, 8]
+    assert events.Scalars("step/grad_norm_parts.head")[0].value == 0.25
     assert {"configuration/text_summary", "began/made.device/text_summary"} <= set(
-        found.Tags()["tensors"]
+        events.Tags()["tensors"]
     )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -254,7 +254,7 @@ def wandb_records(file: Path) -> list[bytes]:
     """The records of an offline run: a header, then LevelDB's log format (crc, length, type; blocks
     of 32 KiB).
     """
-    data, at, found, part = file.read_bytes(), 7, [], b""
+    data, at, records, part = file.read_bytes(), 7, [], b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
         if left < 7:
@@ -264,9 +264,9 @@ def wandb_records(file: Path) -> list[bytes]:
         part += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or the last part
-            found.append(part)
+            records.append(part)
             part = b""
-    return found
+    return records
 
 
 def test_wandb_offline_keeps_one_run_over_a_resume_and_tells_each_step_once(tmp_path, monkeypatch):
@@ -290,7 +290,7 @@ def test_wandb_offline_keeps_one_run_over_a_resume_and_tells_each_step_once(tmp_
                 }
                 rows.append((int(items["_step"]), items))
             elif record.HasField("run"):
-                config = {one.key: one.value_json for one in record.run.config.update}
+                config = {entry.key: entry.value_json for entry in record.run.config.update}
                 runs.append((record.run.run_id, record.run.display_name, config.get("arm")))
     assert [step for step, _ in rows] == list(range(11))
     assert [step for step, items in rows if "heldout/loss" in items] == [4, 8]

@@ -30,17 +30,19 @@ def test_a_certificate_holds_where_no_check_fails():
 
 
 def test_as_json_it_has_every_check_and_the_verdict():
-    told = of(GOOD, BAD).as_json()
-    assert told["holds"] is False and told["interface"] == "gf2" and told["vocab_size"] == 49152
-    assert [one["name"] for one in told["checks"]] == ["good", "bad <b>"]
-    assert told["checks"][1] == {
+    values = of(GOOD, BAD).as_json()
+    assert (
+        values["holds"] is False and values["interface"] == "gf2" and values["vocab_size"] == 49152
+    )
+    assert [entry["name"] for entry in values["checks"]] == ["good", "bad <b>"]
+    assert values["checks"][1] == {
         "level": "L2",
         "name": "bad <b>",
         "status": "fails",
         "scope": "measured on these inputs",
         "detail": "no & never",
     }
-    json.dumps(told)
+    json.dumps(values)
 
 
 def test_the_page_has_a_heading_a_level_and_a_row_a_check():
@@ -64,7 +66,7 @@ def test_the_page_has_a_heading_a_level_and_a_row_a_check():
 def test_every_check_of_every_level_is_made_once_and_in_order():
     subject = Subject(model_of("gf2"), Path("nowhere"))
     made = run_checks(subject)
-    levels = [one.level for one in made]
+    levels = [entry.level for entry in made]
     assert levels == sorted(levels)
     names = [
         *("codebook regenerated", "injective", "GF(2) inverse", "lift rank"),
@@ -83,11 +85,11 @@ def test_every_check_of_every_level_is_made_once_and_in_order():
         *("cached decoding", "greedy generation"),
         *("replay of the last step", "training as a whole"),
     ]
-    assert [one.name for one in made] == names
-    shown = {one.name for one in made if one.status == "not shown"}
+    assert [entry.name for entry in made] == names
+    shown = {entry.name for entry in made if entry.status == "not shown"}
     assert (
         shown
-        == {one.name for one in NOT_SHOWN}
+        == {entry.name for entry in NOT_SHOWN}
         == {*("trained weights", "other inputs", "other devices", "training as a whole")}
     )
 
@@ -109,12 +111,12 @@ def test_a_check_that_breaks_has_failed_at_its_own_level(level, error, detail, m
     monkeypatch.setattr(runtime, "CHECKS", {here: broken(here) for here in ("L3", "L4", "L5")})
     monkeypatch.setattr(forward, "modules", lambda subject: [BAD, BAD])
     made = [
-        one
-        for one in run_checks(Subject(model_of("gf2"), Path("nowhere")))
-        if one.status != "not shown"
+        entry
+        for entry in run_checks(Subject(model_of("gf2"), Path("nowhere")))
+        if entry.status != "not shown"
     ]
     failed = check(level, "a broken check", MEASURED, False, detail)
-    assert sorted(made, key=lambda one: one.name) == [failed, BAD, BAD]
+    assert sorted(made, key=lambda entry: entry.name) == [failed, BAD, BAD]
 
 
 def test_a_folder_with_another_code_is_certified_as_such_and_nothing_else_is_said(
@@ -133,17 +135,17 @@ def test_a_folder_with_another_code_is_certified_as_such_and_nothing_else_is_sai
         raise CodeMismatch("codebook differs")
 
     monkeypatch.setattr(certificate, "load_model", mismatch)
-    found = certify(tmp_path)
-    assert (found.checkpoint, found.interface, found.vocab_size, found.hidden_size) == (
+    result = certify(tmp_path)
+    assert (result.checkpoint, result.interface, result.vocab_size, result.hidden_size) == (
         str(tmp_path),
         "gf2",
         320,
         36,
     )
-    assert found.checks == (
+    assert result.checks == (
         check("L0", "codebook regenerated", PROVEN, False, "codebook differs"),
         not_shown(
             "L1", "everything else", "the model is not loaded with a code that is not its own"
         ),
     )
-    assert not found.holds
+    assert not result.holds

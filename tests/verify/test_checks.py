@@ -38,21 +38,23 @@ def trained(study, dataset, tmp_path_factory) -> dict[str, Path]:
     return {arm: folder / arm for arm in NOT_APPLICABLE}
 
 
-def failing(found: certificate.Certificate) -> set[str]:
-    return {check.name for check in found.failed}
+def failing(result: certificate.Certificate) -> set[str]:
+    return {check.name for check in result.failed}
 
 
 @pytest.mark.parametrize("arm", NOT_APPLICABLE)
 def test_a_trained_arm_has_a_whole_certificate(arm, trained):
     for place in (trained[arm], trained[arm] / "model"):
-        found = certify(place)
-        assert found.holds, found.failed
+        result = certify(place)
+        assert result.holds, result.failed
         missing = NOT_APPLICABLE[arm] | (
             {"export equals checkpoint"} if place.name == "model" else set()
         )
-        assert {check.name for check in found.checks if check.status == "not applicable"} == missing
-        assert len(found.checks) == EVERY_CHECK + len(certificate.NOT_SHOWN)
-        assert {check.level for check in found.checks} == {"L0", "L1", "L2", "L3", "L4", "L5"}
+        assert {
+            check.name for check in result.checks if check.status == "not applicable"
+        } == missing
+        assert len(result.checks) == EVERY_CHECK + len(certificate.NOT_SHOWN)
+        assert {check.level for check in result.checks} == {"L0", "L1", "L2", "L3", "L4", "L5"}
 
 
 @pytest.mark.parametrize(
@@ -73,12 +75,12 @@ def test_every_kind_of_interface_holds(spec, tmp_path):
 
 
 def test_the_page_shows_every_line_and_escapes(trained):
-    found = certify(trained["gf2"])
-    text = page(found)
-    for check in found.checks:
+    result = certify(trained["gf2"])
+    text = page(result)
+    for check in result.checks:
         assert check.name in text
     assert "Every check that was made holds." in text
-    assert text.count("<tr") == text.count("</tr>") == len(found.checks) + 6
+    assert text.count("<tr") == text.count("</tr>") == len(result.checks) + 6
     assert "http" not in text
 
 
@@ -226,8 +228,8 @@ def in_weights(change):
 
 def in_config(**changes):
     def mutate(folder):
-        told = {**read_json(folder / "config.json"), **changes}
-        (folder / "config.json").write_text(json.dumps(told))
+        config = {**read_json(folder / "config.json"), **changes}
+        (folder / "config.json").write_text(json.dumps(config))
 
     return mutate
 

@@ -30,7 +30,7 @@ def of(spec: str) -> Subject:
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "error"),
+    ("actual", "expected", "error"),
     [
         ([3.0, 4.0], [3.0, 4.0], 0.0),
         ([6.0, 8.0], [3.0, 4.0], 1.0),
@@ -45,8 +45,8 @@ def of(spec: str) -> Subject:
         ([np.nan], [np.nan], np.inf),
     ],
 )
-def test_an_error_is_relative_to_the_size_of_what_is_expected(found, expected, error):
-    assert forward.relative(np.array(found), np.array(expected)) == pytest.approx(error, rel=1e-12)
+def test_an_error_is_relative_to_the_size_of_what_is_expected(actual, expected, error):
+    assert forward.relative(np.array(actual), np.array(expected)) == pytest.approx(error, rel=1e-12)
 
 
 def test_the_reference_gets_the_words_of_a_computed_code_and_else_what_is_stored():
@@ -63,9 +63,9 @@ def test_the_reference_gets_the_words_of_a_computed_code_and_else_what_is_stored
 
 
 def test_the_references_numbers_are_the_configurations():
-    told = {"heads": 2, "rope_theta": 10_000.0, "rms_norm_eps": 1e-5}
-    assert forward.shape_of(of("learned").model) == reference.Shape(**told)
-    coded = reference.Shape(**told, code_width=9, values="pm1", lift="interleave")
+    values = {"heads": 2, "rope_theta": 10_000.0, "rms_norm_eps": 1e-5}
+    assert forward.shape_of(of("learned").model) == reference.Shape(**values)
+    coded = reference.Shape(**values, code_width=9, values="pm1", lift="interleave")
     assert forward.shape_of(of("gf2:values=pm1,lift=interleave").model) == coded
 
 
@@ -175,12 +175,12 @@ def test_a_module_holds_up_to_its_bound_and_fails_above_and_alone(name, layer, r
         with monkeypatch.context() as patched:
             answered_exactly(patched, name, factor, layer, row)
             made = forward.modules(of("gf2"))
-        assert {one.name for one in made if one.status == "fails"} == failing
-        assert [one.name for one in made] == list(BOUNDS)
-        for one in made:
-            assert (one.level, one.scope) == ("L2", MEASURED)
-            assert one.detail.endswith(
-                f"bound {BOUNDS[one.name]:.1e}, {COUNTS[one.name]} times 16 positions"
+        assert {result.name for result in made if result.status == "fails"} == failing
+        assert [result.name for result in made] == list(BOUNDS)
+        for result in made:
+            assert (result.level, result.scope) == ("L2", MEASURED)
+            assert result.detail.endswith(
+                f"bound {BOUNDS[result.name]:.1e}, {COUNTS[result.name]} times 16 positions"
             )
 
 
@@ -228,17 +228,17 @@ def test_whole_logits_hold_up_to_the_bound_and_fail_above(factor, sign, status, 
     subject, ids = of("gf2"), drawn_ids(model_of("gf2"))
     with torch.no_grad():
         logits = subject.model(ids).logits.double().numpy()
-    bound, asked = 2.0**-10, []
+    bound, arguments = 2.0**-10, []
     monkeypatch.setattr(
-        forward, "logit_bound", lambda model, largest: asked.append(largest) or bound
+        forward, "logit_bound", lambda model, largest: arguments.append(largest) or bound
     )
 
     def answer(weights, shape, row):
         number = next(n for n, other in enumerate(ids.numpy()) if np.array_equal(row, other))
-        found = logits[number].copy()
+        row_logits = logits[number].copy()
         if number == 5:
-            found[15, 319] -= sign * factor * bound
-        return found
+            row_logits[15, 319] -= sign * factor * bound
+        return row_logits
 
     monkeypatch.setattr(forward.reference, "forward", answer)
     made = forward.whole_logits(subject)
@@ -249,7 +249,7 @@ def test_whole_logits_hold_up_to_the_bound_and_fail_above(factor, sign, status, 
         MEASURED,
     )
     largest = max(float(np.abs(answer(None, None, row)).max()) for row in ids.numpy())
-    assert asked == [largest]
+    assert arguments == [largest]
     assert (
         made.detail
         == f"largest difference {factor * bound:.1e}, bound {bound:.1e}, 96 tokens, logits to"
@@ -348,8 +348,10 @@ def test_the_order_of_a_batch_is_looked_at(size, status, monkeypatch):
 
 
 def test_the_bound_of_lengths_is_that_of_the_largest_logit(monkeypatch):
-    asked, subject = [], of("gf2")
-    monkeypatch.setattr(forward, "logit_bound", lambda model, largest: asked.append(largest) or 1.0)
+    arguments, subject = [], of("gf2")
+    monkeypatch.setattr(
+        forward, "logit_bound", lambda model, largest: arguments.append(largest) or 1.0
+    )
     logits_are(subject, lambda ids: -3.0)
     forward.lengths_and_batches(subject)
-    assert asked == [3.0]
+    assert arguments == [3.0]

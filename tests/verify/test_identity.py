@@ -131,10 +131,10 @@ def test_a_lift_that_loses_a_coordinate_is_caught(lift, monkeypatch):
     assert identity.lift_rank(subject) == check("L0", "lift rank", PROVEN, True, detail)
     matrix = identity.lift.matrix
 
-    def lossy(*told):
-        found = matrix(*told)
-        found[:, 4] = found[:, 3]
-        return found
+    def lossy(*args):
+        result = matrix(*args)
+        result[:, 4] = result[:, 3]
+        return result
 
     monkeypatch.setattr(identity.lift, "matrix", lossy)
     assert identity.lift_rank(subject).status == "fails"
@@ -142,8 +142,8 @@ def test_a_lift_that_loses_a_coordinate_is_caught(lift, monkeypatch):
 
 
 def test_the_lift_is_that_of_its_own_seed(monkeypatch):
-    asked = []
+    calls = []
     matrix = identity.lift.matrix
-    monkeypatch.setattr(identity.lift, "matrix", lambda *told: asked.append(told) or matrix(*told))
+    monkeypatch.setattr(identity.lift, "matrix", lambda *args: calls.append(args) or matrix(*args))
     identity.lift_rank(of("gf2:lift=orthogonal,lift_seed=3"))
-    assert asked == [("orthogonal", 9, 36, 3)]
+    assert calls == [("orthogonal", 9, 36, 3)]

@@ -43,9 +43,9 @@ def test_the_future_does_not_reach_back():
     ids = np.arange(1, 17)
     changed = ids.copy()
     changed[10:] = 7
-    one, other = (reference.forward(weights_of("gf2"), PLAIN, row) for row in (ids, changed))
-    assert np.array_equal(one[:10], other[:10])
-    assert not np.array_equal(one[10:], other[10:])
+    original, altered = (reference.forward(weights_of("gf2"), PLAIN, row) for row in (ids, changed))
+    assert np.array_equal(original[:10], altered[:10])
+    assert not np.array_equal(original[10:], altered[10:])
 
 
 def test_rotation_depends_on_distance_alone():

@@ -25,11 +25,11 @@ def of(spec: str) -> Subject:
 @pytest.fixture
 def bound(monkeypatch):
     """Every bound of logits is DELTA; what it was asked for is kept."""
-    asked = []
+    arguments = []
     monkeypatch.setattr(
-        runtime, "logit_bound", lambda model, largest: asked.append(largest) or DELTA
+        runtime, "logit_bound", lambda model, largest: arguments.append(largest) or DELTA
     )
-    return asked
+    return arguments
 
 
 # bfloat16.
@@ -40,10 +40,10 @@ def test_a_divergence_is_the_mean_over_positions_in_nats():
         torch.tensor([[[0.0, math.log(3.0)], [1.0, 1.0]]], dtype=torch.float64),
         torch.zeros(1, 2, 2),
     )
-    one = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
-    assert runtime.divergence(p, q) == pytest.approx(one / 2, rel=1e-12)
-    other = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
-    assert runtime.divergence(q, p) == pytest.approx(other / 2, rel=1e-12)
+    total = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    assert runtime.divergence(p, q) == pytest.approx(total / 2, rel=1e-12)
+    reverse = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    assert runtime.divergence(q, p) == pytest.approx(reverse / 2, rel=1e-12)
     assert runtime.divergence(p, p + 5.0) == pytest.approx(0.0, abs=1e-12)
 
 
@@ -193,18 +193,18 @@ def test_greedy_generation_makes_all_tokens_that_fit():
         model.config.max_position_embeddings = context
         given = []
         generate = model.generate
-        model.generate = lambda ids, given=given, generate=generate, **told: (
-            given.append((ids, told)) or generate(ids, **told)
+        model.generate = lambda ids, given=given, generate=generate, **options: (
+            given.append((ids, options)) or generate(ids, **options)
         )
         made = runtime.greedy_generation(Subject(model, Path("nowhere")))
-        ids, told = given[0]
+        ids, options = given[0]
         assert torch.equal(ids, drawn_ids(model)[:1, :prompt])
         assert (
-            told["max_new_tokens"] == new
-            and told["do_sample"] is False
-            and told["eos_token_id"] == 320
+            options["max_new_tokens"] == new
+            and options["do_sample"] is False
+            and options["eos_token_id"] == 320
         )
-        assert torch.equal(told["attention_mask"], torch.ones_like(ids))
+        assert torch.equal(options["attention_mask"], torch.ones_like(ids))
         assert made.status == "holds" and made.detail.startswith(f"{new} tokens, each within ")
 
 
@@ -231,7 +231,9 @@ def test_a_generation_that_makes_nothing_or_no_numbers_does_not_hold(bound):
     subject.model.lm_head.register_forward_hook(lambda module, args, out: out * float("nan"))
     assert runtime.greedy_generation(subject).status == "fails"
     subject = of("gf2")
-    subject.model.generate = lambda ids, **told: torch.cat([ids, ids[:, :1]], 1)[:, : ids.shape[1]]
+    subject.model.generate = lambda ids, **options: torch.cat([ids, ids[:, :1]], 1)[
+        :, : ids.shape[1]
+    ]
     # no token, so nothing to be best; the certificate says that it breaks
     with pytest.raises((RuntimeError, IndexError)):
         runtime.greedy_generation(subject)
@@ -279,8 +281,8 @@ def test_a_kept_step_is_replayed_by_its_mean_and_by_its_first_tokens(tokens, sho
         "holds",
         MEASURED,
     )
-    told = f"{kept.loss:.6f} nats per token, kept {kept.loss:.6f}; {tokens} one by one within "
-    assert made.detail.startswith(told)
+    detail = f"{kept.loss:.6f} nats per token, kept {kept.loss:.6f}; {tokens} one by one within "
+    assert made.detail.startswith(detail)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -48,11 +48,11 @@ def test_a_sound_model_of_every_kind_fails_in_nothing(spec):
 # Tensors by name and shape.
 
 
-def one_more(model):
+def extra_tensor(model):
     model.register_buffer("more", torch.zeros(1))
 
 
-def one_less(model):
+def missing_tensor(model):
     del model.model.layers[1].mlp.down_proj.weight
 
 
@@ -67,8 +67,8 @@ def another_width_of_coordinates(model):
 @pytest.mark.parametrize(
     ("spec", "fault", "first"),
     [
-        ("gf2", one_more, "more"),
-        ("gf2", one_less, "model.layers.1.mlp.down_proj.weight"),
+        ("gf2", extra_tensor, "more"),
+        ("gf2", missing_tensor, "model.layers.1.mlp.down_proj.weight"),
         ("learned", another_shape, "model.layers.0.self_attn.q_proj.weight"),
         ("learned-code", another_width_of_coordinates, "model.embed_tokens.coordinates"),
     ],
@@ -352,7 +352,7 @@ NAN, OTHER_NAN = (
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "second", "same"),
     [
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]), True),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), False),
@@ -366,18 +366,18 @@ NAN, OTHER_NAN = (
         (torch.arange(6.0).reshape(2, 3).T, torch.tensor([[0.0, 3], [1, 4], [2, 5]]), True),
     ],
 )
-def test_tensors_are_the_same_where_type_shape_and_bytes_are(one, other, same):
-    assert structure.same_bits(one, other) is same
-    assert structure.differing({"a": one}, {"a": other}) == ([] if same else ["a"])
+def test_tensors_are_the_same_where_type_shape_and_bytes_are(first, second, same):
+    assert structure.same_bits(first, second) is same
+    assert structure.differing({"a": first}, {"a": second}) == ([] if same else ["a"])
 
 
 def test_tensors_that_one_side_lacks_differ():
-    one, other = (
+    first, second = (
         {"b": torch.zeros(1), "a": torch.zeros(1), "c": torch.ones(1)},
         {
             "b": torch.zeros(1),
             "d": torch.zeros(1),
         },
     )
-    assert structure.differing(one, other) == ["a", "c", "d"]
-    assert structure.differing(one, one) == []
+    assert structure.differing(first, second) == ["a", "c", "d"]
+    assert structure.differing(first, first) == []

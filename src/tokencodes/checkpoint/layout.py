@@ -222,28 +222,28 @@ def find(path: Path) -> Path:
     checkpoint, an exported folder.
     """
     if (path / "checkpoints").is_dir():
-        found = checkpoints(path / "checkpoints")
-        if not found:
+        whole = checkpoints(path / "checkpoints")
+        if not whole:
             raise InputError(
                 f"{path}/checkpoints: there is none yet; repeat the training command to make one"
             )
         try:
-            check(found[0])
+            check(whole[0])
         except OtherVersion:
             raise
         except InputError as error:
             raise InputError(
                 f"{error}; repeat the training command, or name an older checkpoint"
             ) from None
-        return found[0]
+        return whole[0]
     if (path / "config.json").is_file():
         return path
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     runs = sorted(
-        str(one.parent)
+        str(folder.parent)
         for depth in ("*", "*/*", "*/*/*")
-        for one in path.glob(f"{depth}/checkpoints")
+        for folder in path.glob(f"{depth}/checkpoints")
     )
     if runs:
         raise InputError(

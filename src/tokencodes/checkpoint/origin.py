@@ -180,16 +180,16 @@ def _agree(config: RunKeys, model: ModelKeys, result: ResultRecord | None) -> bo
             (result.spec_sha256, model.spec_sha256),
             (result.codebook_sha256, model.codebook_sha256),
         ]
-    return all(one == other for one, other in pairs)
+    return all(actual == expected for actual, expected in pairs)
 
 
-def _settled_alike(asked: str, settled: str) -> bool:
+def _settled_alike(requested: str, settled: str) -> bool:
     """Whether the interface of a model is the one that a configuration names. The model's has
     hashes where the configuration names a file, or leaves the order to the text.
     """
-    one, other = (InterfaceSpec.parse(text) for text in (asked, settled))
-    same = replace(one, matrix=None, order=None) == replace(other, matrix=None, order=None)
-    return same and (one.matrix is None) == (other.matrix is None)
+    first, second = (InterfaceSpec.parse(text) for text in (requested, settled))
+    same = replace(first, matrix=None, order=None) == replace(second, matrix=None, order=None)
+    return same and (first.matrix is None) == (second.matrix is None)
 
 
 def _step(place: Path, folder: Path, model: ModelKeys, result: ResultRecord | None) -> int | None:
@@ -209,7 +209,7 @@ def _step(place: Path, folder: Path, model: ModelKeys, result: ResultRecord | No
         result is not None and max([number, *map(step_of, all_kept)]) > result.steps
     ):
         return None
-    kept = next((one for one in all_kept if one.name == f"step-{number:08d}"), None)
+    kept = next((path for path in all_kept if path.name == f"step-{number:08d}"), None)
     if kept is None:  # a run keeps the newest ones only
         return number
     state = read_state(kept)

@@ -110,13 +110,13 @@ def _read_tensors(checkpoint: Path, tensors: dict[str, torch.Tensor], world: Wor
 def _load_exported(folder: Path) -> TokenCodeForCausalLM:
     kind = read_json_object(folder / "config.json").get("model_type")
     if kind != TokenCodeConfig.model_type:
-        way = (
+        hint = (
             "`tokencodes import` makes one of ours of it"
             if kind == "llama"
             else "name one made by tokencodes"
         )
         raise InputError(
-            f"{folder}: a model of type {kind!r}, not {TokenCodeConfig.model_type!r}; {way}"
+            f"{folder}: a model of type {kind!r}, not {TokenCodeConfig.model_type!r}; {hint}"
         )
     with loading(folder):
         model: TokenCodeForCausalLM = TokenCodeForCausalLM.from_pretrained(

@@ -230,13 +230,13 @@ def _all_sums(partial: Path, world: World) -> dict[str, FileSum]:
         own = _own_sums(partial, world)
     except OSError as error:
         problem = f"rank {world.rank}: {error.strerror or error}"
-    told = world.gather((own, problem), world.saving)
-    problems = [problem for _, problem in told if problem]
+    gathered = world.gather((own, problem), world.saving)
+    problems = [problem for _, problem in gathered if problem]
     if problems:
         raise OSError(
             errno.EIO, f"could not read back what was written ({'; '.join(problems)})", str(partial)
         )
-    return {name: found for sums, _ in told for name, found in sums.items()}
+    return {name: file_sum for sums, _ in gathered for name, file_sum in sums.items()}
 
 
 def _own_sums(partial: Path, world: World) -> dict[str, FileSum]:
@@ -285,10 +285,10 @@ def _remove_old(policy: CheckpointPolicy, final: Path) -> None:
     """Leaves the newest `keep`, the one just written among them, and those that stay."""
     # A later one was passed over as damaged, or the run would have gone on from it: it must not
     # push out a whole one.
-    found = checkpoints(policy.folder)
-    later = [path for path in found if path.name > final.name]
+    present = checkpoints(policy.folder)
+    later = [path for path in present if path.name > final.name]
     old_ones = [
-        path for path in found[len(later) + policy.keep :] if not policy.stays(step_of(path))
+        path for path in present[len(later) + policy.keep :] if not policy.stays(step_of(path))
     ]
     for old in [*later, *old_ones]:
         gone = old.with_name(f".tmp-{old.name}")
@@ -303,5 +303,7 @@ def _room_for(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     free = shutil.disk_usage(folder).free
     if free < needed:
-        told = f"No space left on device ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free)"
-        raise OSError(errno.ENOSPC, told, str(folder))
+        message = (
+            f"No space left on device ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free)"
+        )
+        raise OSError(errno.ENOSPC, message, str(folder))

@@ -1,8 +1,9 @@
-"""The commands. Each parses, calls one function, prints; no logic lives here.
+"""The commands. Each command parses its options, calls one function and prints the result. No logic
+is here.
 
-Every command takes --json: one JSON object on standard output and nothing else there. Exit 0: done;
-1: a check did not hold; 2: unusable input, one line that names the value, the place and the way
-out.
+Every command takes --json: it then prints one JSON object on standard output and nothing else
+there. Exit status 0: done. 1: a check did not hold. 2: unusable input; one line names the value,
+the place and the remedy.
 """
 
 import os
@@ -12,7 +13,7 @@ import typer
 from safetensors import SafetensorError
 from typer.exceptions import TyperException
 
-# Each of these adds its commands.
+# The import of each module adds its commands.
 from tokencodes.cli import data, evaluate, export, models, runs, submit  # noqa: F401
 from tokencodes.cli.common import app
 from tokencodes.cli.printing import note, speaks
@@ -23,11 +24,11 @@ NOTHING_WRITTEN = "interrupted; nothing was written, and the same command begins
 
 
 def main() -> None:
-    """Entry point: turns errors that a user can act on into one line and an exit status."""
+    """Entry point. It turns errors that a user can act on into one line and an exit status."""
     status = run(sys.argv[1:])
     if "torch.distributed" in sys.modules and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        # A rank ends at once: threads of an exchange that is over may abort the interpreter as it
-        # ends.
+        # A rank exits without a shutdown of the interpreter: threads of a finished exchange may
+        # abort it during a shutdown.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -39,14 +40,16 @@ def run(arguments: list[str]) -> int:
     interrupted = NOTHING_WRITTEN if arguments[:1] in (["export"], ["import"]) else INTERRUPTED
     try:
         status = _called(arguments)
-        sys.stdout.flush()  # a full disk behind it is met here, not when the program has ended
+        sys.stdout.flush()  # a full disk raises its error here, not at exit
         return _complain(interrupted, 130) if status == 130 else int(status or 0)
     except CheckFailed as error:
         if isinstance(error, Elsewhere) or (error.everywhere and not speaks()):
             return 1
         return _complain(str(error), 1)
     except InputError as error:
-        return _complain(str(error), 2) if speaks() else 2  # every rank meets it, and one says it
+        return (
+            _complain(str(error), 2) if speaks() else 2
+        )  # every rank raises it, and one prints it
     except typer.Exit as error:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
@@ -56,17 +59,17 @@ def run(arguments: list[str]) -> int:
     except RuntimeError as error:
         if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(
             error
-        ):  # torch's, of a GPU or not
+        ):  # of torch, on a GPU or a CPU
             return _no_memory(error)
         raise
     except TyperException as error:
-        told = error.format_message()
+        message = error.format_message()
         command = [arguments[0]] if arguments and not arguments[0].startswith("-") else []
         see = " ".join(["tokencodes", *command, "--help"])
-        # without arguments the help was shown
-        return _complain(f"{told} (see {see})", 2) if told else 2
+        # without arguments, typer has shown the help
+        return _complain(f"{message} (see {see})", 2) if message else 2
     except UnicodeEncodeError as error:
-        # of a file or a folder, in which other bytes than UTF-8 are lone surrogates
+        # the name of a file or folder, with lone surrogates for bytes that are not UTF-8
         name = str(error.object)[:160]
         return _complain(
             f"{name!r}: holds bytes that are not UTF-8, so no file can record it; choose another"
@@ -80,7 +83,7 @@ def run(arguments: list[str]) -> int:
             2,
         )
     except OSError as error:
-        if error.errno is None:  # numpy's, of a write that ended early
+        if error.errno is None:  # numpy raises it after an incomplete write
             return _complain(f"{error}; is the disk full? What was finished before is intact", 2)
         place = f"{error.filename}: " if error.filename else ""
         return _complain(
@@ -91,8 +94,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _called(arguments: list[str]) -> int | None:
-    """Runs one command. Ctrl-C comes out as KeyboardInterrupt,
-    whatever a library has made of it."""
+    """Runs one command and returns its status. Raises KeyboardInterrupt after Ctrl-C, even where a
+    library turned it into another error.
+    """
     try:
         status: int | None = app(arguments, standalone_mode=False)
     except Exception as error:

@@ -1,8 +1,8 @@
-"""A job for Slurm, and the batch file that a person can read. Whatever stands in that file is
-checked and quoted here.
+"""A job for Slurm, and the batch file that a person can read. All text in that file is checked and
+quoted here.
 
-Slurm reads the words of its options as a shell reads them, so one way of quoting serves both. No
-text may hold a line break: it would end its line, and begin an option or a command of its own.
+Slurm splits its options into words as a shell does, so both are quoted in the same way. No text may
+hold a line break: it would end its line and begin an option or a command of its own.
 """
 
 import re
@@ -16,12 +16,12 @@ from typing import NamedTuple
 from tokencodes.errors import InputError
 from tokencodes.escape import CONTROL
 
-# what each command writes last of all
+# the file that each command writes last
 LAST_FILE = {"train": "result.json", "compare": "report.html"}
-# files that mean "got further"
+# files that show progress
 PROGRESS = ("checkpoints/step-*/manifest.json", "result.json", "data/*/source.json")
-REST = 30  # seconds of the notice that are left to Slurm and to torchrun
-# What the file sets by itself, by long and short name, so no --extra may.
+REST = 30  # seconds of the notice that remain for Slurm and torchrun
+# Options that the file sets itself, by long and short name. No --extra may set them.
 OURS = {
     "nodes": "N",
     "ntasks": "n",
@@ -44,7 +44,7 @@ OURS |= {"requeue": "", "no-requeue": "", "job-name": "J"}
 
 
 class Shape(NamedTuple):
-    """What a job is given: nodes, ranks and GPUs of a node, CPU cores of a rank."""
+    """The size of a job: nodes, ranks and GPUs of a node, CPU cores of a rank."""
 
     nodes: int
     ranks: int
@@ -54,8 +54,8 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What is to run, on what, and for how long; `notice` seconds before the time is up it is told
-    to stop.
+    """A command, its resources and its time. The job receives a signal to stop `notice` seconds
+    before its time is up.
     """
 
     command: tuple[str, ...]
@@ -67,8 +67,10 @@ class Job:
     account: str | None
     extra: tuple[str, ...]
     setup: tuple[str, ...]
-    folder: Path = field(default_factory=Path.cwd)  # where the command was given
-    programs: Path = field(default_factory=lambda: Path(sys.executable).parent)  # where torchrun is
+    folder: Path = field(default_factory=Path.cwd)  # the current folder of the command
+    programs: Path = field(
+        default_factory=lambda: Path(sys.executable).parent
+    )  # the folder of torchrun
 
     @property
     def name(self) -> str:
@@ -86,8 +88,8 @@ class Job:
         return self.shape.ranks * self.shape.cpus
 
     def launch(self, run: str, endpoint: str) -> list[str]:
-        """torchrun and its options, one for a line; `run` and `endpoint` name the meeting of the
-        nodes.
+        """Returns the options of torchrun, one for each line. `run` and `endpoint` name the
+        rendezvous of the nodes.
         """
         return [
             f"--nnodes={self.shape.nodes}",
@@ -100,32 +102,32 @@ class Job:
         ]
 
     def got(self) -> list[str]:
-        """How far the work is: what it has finished so far."""
+        """Returns the files that show how much of the work is finished."""
         return sorted(str(path) for pattern in PROGRESS for path in self.out.glob(f"**/{pattern}"))
 
 
 def batch_file(job: Job) -> str:
-    """The file for sbatch. Slurm reads its options as a shell would read words, so both are quoted
-    alike.
+    """Returns the text of the file for sbatch. Slurm splits its options into words as a shell does,
+    so both are quoted in the same way.
     """
     log = str(job.out).replace("%", "%%") + "/slurm/%j.log"
-    told = [
+    options = [
         f"--job-name={job.name}",
         f"--nodes={job.shape.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={job.cores}",
     ]
-    told += [f"--gpus-per-node={job.shape.gpus}"] if job.shape.gpus else []
-    told += [f"--time={_slurm_time(job.seconds)}"]
-    told += [
+    options += [f"--gpus-per-node={job.shape.gpus}"] if job.shape.gpus else []
+    options += [f"--time={_slurm_time(job.seconds)}"]
+    options += [
         f"--{key}={value}"
         for key, value in (("partition", job.partition), ("account", job.account))
         if value
     ]
-    told += [f"--chdir={job.folder}", f"--output={log}", "--open-mode=append", "--requeue"]
-    quoted = [_quoted_option(option) for option in told]
+    options += [f"--chdir={job.folder}", f"--output={log}", "--open-mode=append", "--requeue"]
+    quoted = [_quoted_option(option) for option in options]
     out, command = shlex.quote(str(job.out)), shlex.join(job.command)
-    found = " -o ".join(f"-path '*/{pattern}'" for pattern in PROGRESS)
+    patterns = " -o ".join(f"-path '*/{pattern}'" for pattern in PROGRESS)
     torchrun = " \\\n    ".join(
         job.launch('"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"', '"$head:$port"')
     )
@@ -147,7 +149,7 @@ set +e
 
 out={out}
 # How far the work is: checkpoints, results, prepared inputs.
-got() {{ find "$out" \\( {found} \\) | LC_ALL=C sort; }}
+got() {{ find "$out" \\( {patterns} \\) | LC_ALL=C sort; }}
 before=$(got)
 
 # The first node is where the others meet; the port is the job's own.
@@ -177,15 +179,15 @@ fi
 
 
 def seconds_of(text: str) -> int:
-    """Seconds of a time as Slurm writes it: MINUTES, MINUTES:SECONDS, H:M:S, DAYS-H, DAYS-H:M,
-    DAYS-H:M:S.
+    """Returns the seconds of a time in Slurm's notation: MINUTES, MINUTES:SECONDS, H:M:S, DAYS-H,
+    DAYS-H:M, DAYS-H:M:S. Raises InputError for any other text.
     """
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
         raise InputError(
             f"--time {text!r}: write it as Slurm does: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS"
         )
-    days, *parts = found.groups()
+    days, *parts = match.groups()
     values = [int(part) for part in parts if part is not None]
     units = (3600, 60, 1) if days is not None or len(values) == 3 else (60, 1)
     return int(days or 0) * 86400 + sum(
@@ -205,8 +207,8 @@ def _quoted_option(option: str) -> str:
 
 
 def words_of(option: str) -> list[str]:
-    """The one or two words of an --extra, as a shell reads them. InputError where it is not one
-    option.
+    """Returns the one or two words of an --extra, split as a shell does. Raises InputError if it is
+    not exactly one option.
     """
     try:
         words = shlex.split(option)
@@ -226,14 +228,14 @@ def _quoted_extra(option: str) -> str:
     return " ".join([_quoted_option(first), *map(shlex.quote, rest)])
 
 
-def check_job(job: Job, told: str) -> None:
-    """InputError where no batch file can hold the job, or Slurm would not run it as it is meant.
-    told: its time, as given.
+def check_job(job: Job, time_limit: str) -> None:
+    """Raises InputError if a batch file cannot hold the job, or if Slurm would run it in another
+    way. time_limit: the job's time as the user wrote it.
     """
     if job.seconds < 2 * job.notice:
         raise InputError(
-            f"--time {told}: less than twice the {job.notice} seconds of --notice; give the job"
-            " more time"
+            f"--time {time_limit}: less than twice the {job.notice} seconds of --notice; give the"
+            " job more time"
         )
     _refuse_control(job)
     for option in job.extra:
@@ -246,7 +248,9 @@ def check_job(job: Job, told: str) -> None:
 
 
 def _refuse_control(job: Job) -> None:
-    """A line break in any text would end its line of the batch file, and begin one of its own."""
+    """Raises InputError if a text holds a control character. A line break would end its line of the
+    batch file and begin another one.
+    """
     texts = {
         "--partition": [job.partition or ""],
         "--account": [job.account or ""],
@@ -264,14 +268,14 @@ def _refuse_control(job: Job) -> None:
 
 
 def _check_setup(lines: tuple[str, ...]) -> None:
-    """The lines together must be whole commands, so that what follows them in the batch file is
-    none of theirs.
+    """Raises InputError if the lines together are not whole commands. They must not take in the
+    lines that follow them in the batch file.
     """
     script = "\n".join(lines) + "\n"
     tried = subprocess.run(
         ["bash", "-n"], input=script, capture_output=True, encoding="utf-8", errors="replace"
     )
-    if tried.stderr.strip():  # an unfinished here-document is a warning alone
+    if tried.stderr.strip():  # an unfinished here-document is only a warning
         raise InputError(f"--setup: no shell command: {tried.stderr.strip().splitlines()[-1]}")
     if lines and re.search(r"(?<!\\)(\\\\)*\\$", lines[-1]):
         raise InputError(

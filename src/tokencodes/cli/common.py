@@ -1,7 +1,7 @@
-"""What all commands share: the app, the options, and who is told what happens.
+"""What all commands share: the app, the options and the observer.
 
-Modules of commands import little at their top: what a command needs is imported inside it, so that
-help, and commands that work on text alone, do not wait for torch.
+Modules of commands import little at the top. A command imports what it needs inside its function,
+so that help, and commands that work on text alone, do not wait for torch.
 """
 
 import os
@@ -44,44 +44,46 @@ Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
 
 
 def observer(as_json: bool, track: list[str] | None = None, out: Path = Path()) -> "Observer":
-    """Who is told what happens: a person, but where a program reads the output; and trackers, which
-    write into `out`.
+    """Returns the observer of a command: a terminal, or a silent one with --json, and the trackers,
+    which write into `out`.
     """
     from tokencodes.train.metrics import Silent, Terminal
 
-    someone = Silent() if as_json else Terminal()
+    console = Silent() if as_json else Terminal()
     if not track:
-        return someone
+        return console
     from tokencodes.train.track import Several, trackers
 
-    found = trackers(track, out)  # by every rank, so that all of them refuse a name
-    return Several([someone, *found]) if speaks() else someone
+    tracker_observers = trackers(
+        track, out
+    )  # on every rank, so that all of them refuse an invalid name
+    return Several([console, *tracker_observers]) if speaks() else console
 
 
 def again() -> str:
-    """The command that was given, as it can be given again from here."""
+    """Returns the command line that repeats this command from the current folder."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here, ranks = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-        told = shlex.join(["--nproc-per-node", str(here), "-m", "tokencodes", *sys.argv[1:]])
+        arguments = shlex.join(["--nproc-per-node", str(here), "-m", "tokencodes", *sys.argv[1:]])
         nodes = (
             f"--nnodes {ranks // here} --rdzv-endpoint HOST:PORT --rdzv-backend c10d "
             if ranks > here
             else ""
         )
-        return f"torchrun {nodes}{told}"
+        return f"torchrun {nodes}{arguments}"
     program = Path(sys.argv[0]) if Path(sys.argv[0]).name == "tokencodes" else Path("tokencodes")
     if program.is_absolute():
-        found = shutil.which("tokencodes")
+        installed = shutil.which("tokencodes")
         program = (
             Path("tokencodes")
-            if found and Path(found) == program
+            if installed and Path(installed) == program
             else Path(os.path.relpath(program))
         )
     return shlex.join([str(program), *sys.argv[1:]])
 
 
 def stopped(as_json: bool, where: Path) -> None:
-    """Says that the work was stopped at a safe place, and how it goes on."""
+    """Prints that the work was stopped at a safe place, and how to continue it."""
     emit(
         as_json,
         {"done": False, "out": str(where)},
@@ -89,9 +91,9 @@ def stopped(as_json: bool, where: Path) -> None:
     )
 
 
-def show_version(asked: bool) -> None:
-    """For --version."""
-    if asked:
+def show_version(requested: bool) -> None:
+    """The callback of --version."""
+    if requested:
         say(tokencodes.__version__)
         raise typer.Exit()
 
@@ -107,7 +109,7 @@ def common(
 
 
 def quiet() -> None:
-    """No progress bars of transformers' among our lines."""
+    """Turns off the progress bars of transformers."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()

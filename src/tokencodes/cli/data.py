@@ -1,5 +1,5 @@
-"""Commands that work on text: tokenizer, prepare, inspect, ledger. None of them loads torch before
-it must.
+"""Commands that work on text: tokenizer, prepare, inspect, ledger. They import torch only where
+they need it.
 """
 
 from dataclasses import asdict
@@ -124,8 +124,8 @@ def prepare(
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Text into shards. INPUT is text, or a preset that names it. Repeating the command goes on
-    where it stopped.
+    """Convert text into shards. INPUT is text, or a preset that names it. Repeating the command
+    continues where it stopped.
     """
     from tokencodes.data.prepare import Means
     from tokencodes.train.corpus import DatasetRequest, prepare_dataset
@@ -146,7 +146,7 @@ def prepare(
         "shard_tokens": shard_tokens,
         "on_error": on_error,
     }
-    asked = DatasetRequest(
+    request = DatasetRequest(
         tuple(inputs),
         tokenizer_file,
         {key: value for key, value in given_options.items() if value is not None},
@@ -155,7 +155,7 @@ def prepare(
     means = Means(
         workers, tokenizer_engine, max(1, int(batch_mb * (1 << 20))), engine, tuple(cluster or ())
     )
-    dataset = prepare_dataset(asked, out, means, say)
+    dataset = prepare_dataset(request, out, means, say)
     if dataset is None:
         emit(
             as_json,
@@ -187,7 +187,7 @@ def _prepared(dataset: "Dataset") -> dict[str, object]:
 
 
 def _moved_ids(dataset: "Dataset", moved: "Moved") -> list[str]:
-    """The ids of the documents that changed sides: the first few."""
+    """Returns the ids of the first few documents that changed sides."""
     names = (name for shard in dataset.shards(moved.to) for name in shard.names()["id"].to_pylist())
     return list(islice(names, 3))
 
@@ -228,21 +228,22 @@ def inspect(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """What is in a dataset: counts, lengths, sources, what the paper's sampling would see,
-    checksums.
-    """
+    """Show a dataset: counts, lengths, sources, what the paper's sampling would see, checksums."""
     from tokencodes.data.dataset import Dataset
     from tokencodes.data.inspect import inspect as inspect_dataset
 
-    found = inspect_dataset(Dataset(dataset), context, full)
-    emit(as_json, found.as_json(), _inspection(found))
+    inspection = inspect_dataset(Dataset(dataset), context, full)
+    emit(as_json, inspection.as_json(), _inspection(inspection))
 
 
-def _inspection(found: "Inspection") -> Table:
+def _inspection(inspection: "Inspection") -> Table:
     table = Table(
-        "", "", "", title=f"{found.path}, V = {found.vocab_size:,}, T = {found.context:,}"
+        "",
+        "",
+        "",
+        title=f"{inspection.path}, V = {inspection.vocab_size:,}, T = {inspection.context:,}",
     )
-    for side, facts in found.sides.items():
+    for side, facts in inspection.sides.items():
         share = facts.eligible_tokens / facts.tokens if facts.tokens else 0.0
         table.add_row(
             side,
@@ -250,42 +251,44 @@ def _inspection(found: "Inspection") -> Table:
             f"{facts.eligible_documents:,} documents with T + 1 tokens hold {share:.1%} of the"
             " tokens",
         )
-    for verb, kinds in (("dropped", found.dropped), ("noted", found.noted)):
+    for verb, kinds in (("dropped", inspection.dropped), ("noted", inspection.noted)):
         for kind, count in kinds.items():
             table.add_row(
                 f"{verb}: {kind}",
                 f"{count:,}",
-                f"{count / max(1, found.read):.3%} of {found.read:,} documents read",
+                f"{count / max(1, inspection.read):.3%} of {inspection.read:,} documents read",
             )
     lost = (
         "unknown: tokens are not the bytes of the text"
-        if found.lost_bytes is None
-        else f"{found.lost_bytes:,}"
+        if inspection.lost_bytes is None
+        else f"{inspection.lost_bytes:,}"
     )
-    table.add_row("bytes that no token stands for", lost, f"of {found.text_bytes:,} bytes of text")
-    if found.moved is not None:
+    table.add_row(
+        "bytes that no token stands for", lost, f"of {inspection.text_bytes:,} bytes of text"
+    )
+    if inspection.moved is not None:
         table.add_row(
-            f"moved to {found.moved['to']}",
-            f"{found.moved['documents']:,} documents",
+            f"moved to {inspection.moved['to']}",
+            f"{inspection.moved['documents']:,} documents",
             "because it would be empty",
         )
     table.add_section()
-    total = sum(found.sources.values())
-    for name, tokens in found.sources.items():
+    total = sum(inspection.sources.values())
+    for name, tokens in inspection.sources.items():
         table.add_row(f"source: {name}", f"{tokens:,} tokens", _bar(tokens / max(1, total)))
     table.add_section()
-    for one in found.lengths:
-        if one.documents:
+    for interval in inspection.lengths:
+        if interval.documents:
             table.add_row(
-                f"length {one.low + 1:,.0f} to {one.high:,.0f}",
-                f"{one.documents:,} documents, {one.tokens:,} tokens",
-                _bar(one.share),
+                f"length {interval.low + 1:,.0f} to {interval.high:,.0f}",
+                f"{interval.documents:,} documents, {interval.tokens:,} tokens",
+                _bar(interval.share),
             )
     table.add_section()
-    if found.exposure is None:
+    if inspection.exposure is None:
         table.add_row("exposure", "nothing is seen", "no training document has T + 1 tokens")
     else:
-        seen = found.exposure
+        seen = inspection.exposure
         table.add_row(
             "exposure: never seen",
             f"{seen.unseen:.1%} of the tokens",
@@ -295,15 +298,15 @@ def _inspection(found: "Inspection") -> Table:
         table.add_row(
             "exposure: towards the ends of documents", f"{seen.edges:.2f} of the mean", ""
         )
-        for one in seen.histogram:
-            high = "and more" if one.high is None else f"to {one.high:g}"
+        for interval in seen.histogram:
+            high = "and more" if interval.high is None else f"to {interval.high:g}"
             table.add_row(
-                f"exposure {one.low:g} {high} of the mean",
-                f"{one.tokens:,} tokens",
-                f"{_bar(one.share)} of what is seen",
+                f"exposure {interval.low:g} {high} of the mean",
+                f"{interval.tokens:,} tokens",
+                f"{_bar(interval.share)} of what is seen",
             )
     table.add_section()
-    table.add_row("fingerprint", found.fingerprint[:16], f"checked: {found.checked}")
+    table.add_row("fingerprint", inspection.fingerprint[:16], f"checked: {inspection.checked}")
     return table
 
 
@@ -317,7 +320,7 @@ def ledger(
     step: Annotated[int, typer.Argument(help="A step, counted from 1 as in metrics.jsonl.")],
     as_json: Json = False,
 ) -> None:
-    """Which windows a step consumed, or will: source, document and offset of each."""
+    """Show which windows a step consumed, or will consume: source, document and offset of each."""
     from tokencodes.train.ledger import read_ledger
 
     entries = read_ledger(run, step)

@@ -1,4 +1,4 @@
-"""Commands that judge models: audit, evaluate, contrast."""
+"""Commands that evaluate models: audit, evaluate, contrast."""
 
 import math
 import time
@@ -77,24 +77,24 @@ def audit(
     quiet()
     texts = open_texts(tokenizer)
     limit = model_context_length(tokenizer) if context_length is None else context_length
-    asking = _evaluation_settings(chosen, data, limit, texts, prefix_token, documents, seed)
-    found, sha256 = evaluation.audit(asking, texts)
-    together = multiple_choice(found)
-    rows = [*found, together] if together else found
-    columns = [key for key in found[0].model_dump() if key != "name"]
-    table = Table("benchmark", *columns, title=f"{suite}, {asking.limit:,} tokens")
-    for one in rows:
-        values = [value for key, value in one.model_dump().items() if key != "name"]
+    settings = _evaluation_settings(chosen, data, limit, texts, prefix_token, documents, seed)
+    counts, sha256 = evaluation.audit(settings, texts)
+    together = multiple_choice(counts)
+    rows = [*counts, together] if together else counts
+    columns = [key for key in counts[0].model_dump() if key != "name"]
+    table = Table("benchmark", *columns, title=f"{suite}, {settings.limit:,} tokens")
+    for row in rows:
+        values = [value for key, value in row.model_dump().items() if key != "name"]
         table.add_row(
-            title_of(one.name),
+            title_of(row.name),
             *("not known" if value is None else f"{value:,}" for value in values),
         )
     emit(
         as_json,
         {
             "requests_sha256": sha256,
-            "context_length": asking.limit,
-            "audit": [one.model_dump() for one in rows],
+            "context_length": settings.limit,
+            "audit": [row.model_dump() for row in rows],
         },
         table,
     )
@@ -133,7 +133,7 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Score a model on a suite, every request on record; repeating the command goes on after a
+    """Score a model on a suite and record every request. Repeating the command continues after a
     stop.
     """
     from tokencodes.evaluate.options import check_options
@@ -152,7 +152,7 @@ def evaluate(
     )
     from tokencodes.evaluate.tasks import check_rows, lm_eval_folder
 
-    lm_eval_folder()  # says what to install, before anything imports it
+    lm_eval_folder()  # names the package to install, before an import fails
     check_rows(chosen, data)
     from tokencodes.evaluate import evaluation
     from tokencodes.evaluate.subject import context_limit, find_subject, load
@@ -161,7 +161,7 @@ def evaluate(
     quiet()
     tell = (lambda line: None) if as_json else say
     places = _checkpoints(model, out) if every_checkpoint else {model: out}
-    planned = []  # all of them before any weights are read
+    planned = []  # all subjects are found before any weights are read
     for place, folder in places.items():
         subject = find_subject(place, tokenizer)
         _refuse_chat(place, subject.texts, plain_prompts)
@@ -176,11 +176,11 @@ def evaluate(
             )
         )
     results = []
-    for subject, asking, folder in planned:
+    for subject, settings, folder in planned:
         evaluated = load(subject, device, dtype)
         results.append(
             evaluation.evaluate(
-                evaluated, asking, folder, batch_tokens, _Shown(tell).progress, tell
+                evaluated, settings, folder, batch_tokens, _Shown(tell).progress, tell
             )
         )
         page = write_evaluation([folder], folder)
@@ -211,7 +211,7 @@ def contrast(
     margin_bits: Annotated[float, typer.Option(help="The same for bits per byte.")] = 0.005,
     as_json: Json = False,
 ) -> None:
-    """Paired statistics of two evaluations, other - base, with what they allow to be said."""
+    """Compute paired statistics of two evaluations, other - base, and state what they support."""
     if not 0 < margin < 0.5:
         raise InputError(f"--margin {margin}: between 0 and 0.5; 0.01 is one point")
     if not 0 < margin_bits < math.inf:
@@ -227,26 +227,26 @@ def contrast(
     from tokencodes.evaluate.pairs import sides
     from tokencodes.report.contrasts import pairing_note, table_of, write_contrast
 
-    found = compared(sides(base, other), margin, margin_bits)
+    comparison = compared(sides(base, other), margin, margin_bits)
     if out is not None:
-        write_contrast(found, out)
-    columns, rows = table_of(found)
-    if found["not_told"]:
-        note(f"left out, because one cluster gives no error: {'; '.join(found['not_told'])}")
-    if found["pairs"] > 1:
-        note(pairing_note(found))
-    table = Table(*columns[:-1], title=found["title"])
+        write_contrast(comparison, out)
+    columns, rows = table_of(comparison)
+    if comparison["not_told"]:
+        note(f"left out, because one cluster gives no error: {'; '.join(comparison['not_told'])}")
+    if comparison["pairs"] > 1:
+        note(pairing_note(comparison))
+    table = Table(*columns[:-1], title=comparison["title"])
     for row in rows:
         table.add_row(*row[:-1])
-    emit(as_json, found, table)
+    emit(as_json, comparison, table)
     if not as_json:
         for row in rows:
             say(f"{row[0]}, {row[1]}: {row[-1]}")
 
 
 def _benchmarks(suite: str, data: Path | None) -> "tuple[Benchmark, ...]":
-    """The benchmarks of a suite. InputError for a name that is none, and for files of rows that are
-    not there.
+    """Returns the benchmarks of a suite. Raises InputError if the suite is unknown, or if files of
+    its rows are missing.
     """
     from tokencodes.evaluate.suites import benchmarks
     from tokencodes.evaluate.tasks import names_of
@@ -257,13 +257,15 @@ def _benchmarks(suite: str, data: Path | None) -> "tuple[Benchmark, ...]":
 
 
 def _checkpoints(model: str, out: Path) -> dict[str, Path]:
-    """Each checkpoint that a run has kept, and the folder of its evaluation."""
+    """Returns each checkpoint that a run has kept, with the folder of its evaluation. Raises
+    InputError if there is none.
+    """
     from tokencodes import checkpoint
 
-    found = checkpoint.checkpoints(Path(model) / "checkpoints")
-    if not found:
+    places = checkpoint.checkpoints(Path(model) / "checkpoints")
+    if not places:
         raise InputError(f"{model}: no run with checkpoints; --every-checkpoint wants one")
-    return {str(place): out / place.name for place in sorted(found)}
+    return {str(place): out / place.name for place in sorted(places)}
 
 
 def _refuse_chat(place: str, texts: "Texts", plain_prompts: bool) -> None:
@@ -295,9 +297,9 @@ def _evaluation_settings(
 
 
 def _refuse_other(out: Path, whole: str, *parts: str) -> None:
-    """InputError where `out` is another command's folder, or anyone's: nothing is written among
-    things that are not ours. whole: the file that a finished one has; parts: patterns of what else
-    may lie there, as after a stop.
+    """Raises InputError if `out` holds files of another origin, so that a command writes only into
+    its own folder. whole: the file of a finished result. parts: patterns of the other files that
+    may be there, for example after a stop.
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: a file, and a folder is needed; name another --out")
@@ -314,16 +316,16 @@ def _refuse_other(out: Path, whole: str, *parts: str) -> None:
         )
 
 
-def _table(found: dict[str, Any]) -> Table:
+def _table(evaluation: dict[str, Any]) -> Table:
     from tokencodes.evaluate.audit import title_of
     from tokencodes.evaluate.suites import NOT_METRICS
     from tokencodes.measured import OVERFLOW
     from tokencodes.report.contrasts import scaled
 
     table = Table(
-        "benchmark", "documents", "metric", "value", "ties", title=found["identity"]["model"]
+        "benchmark", "documents", "metric", "value", "ties", title=evaluation["identity"]["model"]
     )
-    for name, values in found["results"].items():
+    for name, values in evaluation["results"].items():
         for metric, value in values.items():
             if metric not in NOT_METRICS:
                 ties = values.get("ties", {}).get(metric, {}).get("best")
@@ -334,7 +336,7 @@ def _table(found: dict[str, Any]) -> Table:
 
 
 class _Shown:
-    """Progress, a line every few seconds."""
+    """Shows progress: one line every few seconds."""
 
     EVERY = 10.0  # seconds
 
@@ -342,7 +344,7 @@ class _Shown:
         self.say, self.last = say, time.monotonic()
 
     def progress(self, done: int, of: int, rate: float, left: float) -> None:
-        """One line, unless the last is too near."""
+        """Prints one line, unless the last line is too recent."""
         now = time.monotonic()
         if now - self.last >= self.EVERY:
             self.last = now

@@ -1,4 +1,4 @@
-"""Commands that carry models out and in: export, import, push."""
+"""Commands that export and import models: export, import, push."""
 
 import signal
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tokencodes.cli.printing import Table, emit, note
 
 @contextmanager
 def heeding_terminate() -> Iterator[None]:
-    """Within it SIGTERM ends the command as Ctrl-C does: nothing half-made stays."""
+    """Within this context, SIGTERM ends the command as Ctrl-C does, and no partial result stays."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -42,8 +42,8 @@ def export(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write a model for other runtimes, open it there, and certify that it is still the same
-    function; exit 1 if it is not.
+    """Write a model for other runtimes, open it there, and certify that it computes the same
+    function; exit 1 if it does not.
     """
     from tokencodes.export.export_model import check_export_options
     from tokencodes.export.export_model import export as make
@@ -53,7 +53,7 @@ def export(
 
     quiet()
     with heeding_terminate():
-        found = make(fetch(checkpoint), to, out, weights, force)
+        exported = make(fetch(checkpoint), to, out, weights, force)
     table = Table(
         "runtime",
         "version",
@@ -61,16 +61,20 @@ def export(
         "logits apart",
         "KL, mean nats",
         "greedy steps equal",
-        title=f"{found.name}, {found.checkpoint} -> {out}",
+        title=f"{exported.name}, {exported.checkpoint} -> {out}",
     )
-    for one in found.runtimes:
-        table.add_row(*one.cells())
-    emit(as_json, found.as_json(), table)
+    for runtime in exported.runtimes:
+        table.add_row(*runtime.cells())
+    emit(as_json, exported.as_json(), table)
     absent = [
-        f"{one.runtime}: not run, {one.detail}" for one in found.runtimes if one.status == "not run"
+        f"{runtime.runtime}: not run, {runtime.detail}"
+        for runtime in exported.runtimes
+        if runtime.status == "not run"
     ]
     for line in absent + (
-        [] if found.tokenizer else ["no tokenizer lies beside the model, so none is in the export"]
+        []
+        if exported.tokenizer
+        else ["no tokenizer lies beside the model, so none is in the export"]
     ):
         note(line)
 
@@ -96,8 +100,8 @@ def import_model(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Read a plain Llama, or a foreign checkpoint, back as a compact model; exit 1 if it does not
-    give its own logits.
+    """Convert a plain Llama, or a foreign checkpoint, to a compact model; exit 1 if it does not
+    give the original logits.
     """
     from tokencodes.hub import fetch
     from tokencodes.importing.import_model import check_import_options
@@ -107,14 +111,18 @@ def import_model(
 
     quiet()
     with heeding_terminate():
-        found = make(fetch(place), out, interface, map_file, logits, force)
+        imported = make(fetch(place), out, interface, map_file, logits, force)
     table = Table("theirs", "ours", "by", title=f"{place} -> {out}")
-    for one in found.mapping:
-        table.add_row(one.source_name, ", ".join(one.ours) or "-", one.by)
-    if not as_json and found.mapping:
+    for entry in imported.mapping:
+        table.add_row(entry.source_name, ", ".join(entry.ours) or "-", entry.by)
+    if not as_json and imported.mapping:
         emit(False, None, table)
-    emit(as_json, found.as_json(), f"{out}: {found.recognised_by}; compared on {found.compared}")
-    for line in found.notes:
+    emit(
+        as_json,
+        imported.as_json(),
+        f"{out}: {imported.recognised_by}; compared on {imported.compared}",
+    )
+    for line in imported.notes:
         note(f"note: {line}")
 
 
@@ -141,11 +149,11 @@ def push(
         "bytes",
         title=f"{folder} -> {repository}" + (" (nothing is sent)" if dry_run else ""),
     )
-    for one in sent:
-        table.add_row(one.name, f"{one.bytes:,}")
-    table.add_row("together", f"{sum(one.bytes for one in sent):,}")
+    for file in sent:
+        table.add_row(file.name, f"{file.bytes:,}")
+    table.add_row("together", f"{sum(file.bytes for file in sent):,}")
     emit(
         as_json,
-        {"repository": repository, "sent": not dry_run, "files": [asdict(one) for one in sent]},
+        {"repository": repository, "sent": not dry_run, "files": [asdict(file) for file in sent]},
         table,
     )

@@ -1,4 +1,4 @@
-"""Commands that look at one code or one model: codes, verify."""
+"""Commands that examine one code or one model: codes, verify."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -66,28 +66,28 @@ def codes(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Certificate of one code: identity, geometry, and what the order of its ids gives away."""
+    """Certify one code: identity, geometry, and what the order of its ids reveals."""
     from tokencodes.data.dataset import Dataset
     from tokencodes.report.figures import draw_codebook
     from tokencodes.train.interface import certificate_of
 
-    found = certificate_of(
+    code = certificate_of(
         spec, vocab_size, width, tokenizer_file, Dataset(dataset) if dataset else None
     )
     if picture is not None:
-        write_text(picture, draw_codebook(found.book, width, "code"))
+        write_text(picture, draw_codebook(code.book, width, "code"))
     facts = Table(
-        "fact", "value", title=f"{found.certificate.spec}, V = {vocab_size:,}, d = {width:,}"
+        "fact", "value", title=f"{code.certificate.spec}, V = {vocab_size:,}, d = {width:,}"
     )
-    for key, value in asdict(found.certificate).items():
+    for key, value in asdict(code.certificate).items():
         facts.add_row(key.replace("_", " "), short(value))
-    for leak in found.leaks:
+    for leak in code.leaks:
         facts.add_row(
             f"leak: {leak.name}",
             f"{leak.accuracy:.3f} (majority {leak.majority:.3f}, permuted ids {leak.control:.3f})",
         )
     emit(
         as_json,
-        {**asdict(found.certificate), "leaks": [asdict(leak) for leak in found.leaks]},
+        {**asdict(code.certificate), "leaks": [asdict(leak) for leak in code.leaks]},
         facts,
     )

@@ -1,7 +1,7 @@
-"""All that a command prints goes through here, literally: text from outside is never markup, and
+"""The output of all commands. Text is printed literally: text from outside is never markup, and it
 never moves the cursor.
 
-Only this module, and the progress bar of training, may use rich; a test holds that.
+Only this module, and the progress bar of training, may use rich. A test checks this.
 """
 
 import json
@@ -17,14 +17,15 @@ from rich.text import Text
 
 from tokencodes.escape import encodable, printable
 
-# characters of a table's width in a file or a pipe; more where its longest words need more
+# width of a table in a file or a pipe, in characters; longer words make it wider
 WITHOUT_TERMINAL = 140
-UNBROKEN = 14  # a word of so many characters is never broken; a longer one may be, on a terminal
+UNBROKEN = 14  # a word of this length is never broken; a longer one may be, on a terminal
 
 
 class Table:
-    """Rows of text under columns.
-    Where a terminal is too narrow for them, each row is a paragraph."""
+    """Rows of text under columns. If a terminal is too narrow for them, each row becomes a
+    paragraph.
+    """
 
     def __init__(self, *columns: str, title: str) -> None:
         self.columns, self.title = columns, title
@@ -32,15 +33,15 @@ class Table:
         self.last_of_section: set[int] = set()
 
     def add_row(self, *cells: str) -> None:
-        """A row; it may have fewer cells than there are columns."""
+        """Adds a row. It may have fewer cells than there are columns."""
         self.rows.append(cells)
 
     def add_section(self) -> None:
-        """A line below the last row."""
+        """Adds a line below the last row."""
         self.last_of_section.add(len(self.rows) - 1)
 
     def print(self, stream: TextIO) -> None:
-        """Writes it to a terminal, a file or a pipe."""
+        """Writes the table to a terminal, a file or a pipe."""
         terminal, words = stream.isatty(), self._longest_words()
         console = Console(
             file=stream, width=None if terminal else max(WITHOUT_TERMINAL, _table_width(words))
@@ -53,7 +54,7 @@ class Table:
                 console.print(line, overflow="fold")
 
     def _longest_words(self) -> list[int]:
-        """The width of the longest word of each column."""
+        """Returns the width of the longest word of each column."""
         texts = [
             (column, *(row[place] for row in self.rows if place < len(row)))
             for place, column in enumerate(self.columns)
@@ -73,8 +74,8 @@ class Table:
         return shown
 
     def _paragraphs(self, encoding: str) -> list[Text]:
-        """The title; then for each row its first cell, and its other cells below, each behind its
-        column's name.
+        """Returns the title, then for each row its first cell. The other cells follow below, each
+        after its column's name.
         """
         lines = [_text(self.title, encoding)]
         for row in self.rows:
@@ -88,8 +89,8 @@ class Table:
 
 
 def _table_width(columns: list[int]) -> int:
-    """Of a table with columns of these widths: a space at each side of a column, and a line between
-    any two.
+    """Returns the width, in characters, of a table with columns of these widths. There is a space
+    at each side of a column, and a line between two columns.
     """
     return sum(columns) + 3 * len(columns) + 1
 
@@ -99,8 +100,8 @@ def _text(text: str, encoding: str) -> Text:
 
 
 def emit(as_json: bool, value: Any, text: str | Sequence[str] | Table) -> None:
-    """The result: JSON for a program; a line, several lines or a table for a person. Of several
-    ranks, the first one speaks.
+    """Prints the result: JSON for a program; a line, several lines or a table for a person. If
+    there are several ranks, only the first one prints.
     """
     if not speaks():
         return
@@ -114,8 +115,8 @@ def emit(as_json: bool, value: Any, text: str | Sequence[str] | Table) -> None:
 
 
 def json_line(value: Any, encoding: str | None) -> str:
-    """JSON in one line. It escapes all beyond ASCII if the stream cannot hold it, or if a terminal
-    would obey it.
+    """Returns JSON in one line. It escapes all characters beyond ASCII if the stream cannot hold
+    them, or if a terminal could interpret them.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if encodable(printable(text), encoding) == text:
@@ -124,12 +125,12 @@ def json_line(value: Any, encoding: str | None) -> str:
 
 
 def say(line: str) -> None:
-    """One line on standard output."""
+    """Prints one line on standard output."""
     _print(line, sys.stdout)
 
 
 def note(line: str) -> None:
-    """One line on standard error."""
+    """Prints one line on standard error."""
     _print(line, sys.stderr)
 
 
@@ -138,14 +139,14 @@ def _print(line: str, stream: TextIO) -> None:
 
 
 def speaks() -> bool:
-    """Whether this process is the first rank, or the only one."""
+    """Whether this process is the first rank or the only process."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def short(value: Any) -> str:
-    """A value in a table's cell."""
+    """Returns the text of a value in a table's cell."""
     if isinstance(value, tuple):
-        shown = [f"{one:.4g}" for one in value[:8]]
+        shown = [f"{number:.4g}" for number in value[:8]]
         return ", ".join(shown) + (
             f", ... ({len(value)} in all, last {value[-1]:.4g})" if len(value) > 8 else ""
         )

@@ -24,7 +24,7 @@ app.add_typer(config_app, name="config")
 def compare(
     preset: Preset, out: Out, sets: Sets = None, track: Track = None, as_json: Json = False
 ) -> None:
-    """Train every arm with every seed, then write the report. Repeating the command goes on where
+    """Train every arm with every seed, then write the report. Repeating the command continues where
     it stopped.
     """
     from tokencodes.parallel import join
@@ -42,10 +42,10 @@ def compare(
     if not done:
         stopped(as_json, out)
         return
-    report_file, told = world.on_first(lambda: write_report(out))
+    report_file, summary = world.on_first(lambda: write_report(out))
     emit(
         as_json,
-        {"done": True, "out": str(out), "report": str(report_file), **told},
+        {"done": True, "out": str(out), "report": str(report_file), **summary},
         f"Report: {report_file}",
     )
 
@@ -87,7 +87,7 @@ def train(
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Train one run. Repeating the command goes on where it stopped."""
+    """Train one run. Repeating the command continues where it stopped."""
     from tokencodes.parallel import join
     from tokencodes.result import read_result
     from tokencodes.train.checks import check_memory, check_model
@@ -151,12 +151,12 @@ def _dry_run(run: "RunConfig", peak_tflops: float | None, ranks: int, as_json: b
     state = facts.state_bytes_of_a_rank(run, ranks, 8)
     memory = state + facts.activation_bytes
     counts = (memory, state, facts.activation_bytes, facts.activation_bytes_recomputed)
-    whole, told, kept, fewer = (significant(count / 1e9) for count in counts)
+    whole, state_gb, kept, fewer = (significant(count / 1e9) for count in counts)
     where = f"each of {ranks} ranks, {run.engine.sharding}" if ranks > 1 else "one process"
     rows: dict[str, str] = {
         "parameters": f"{facts.total_parameters:,} ({facts.input_parameters:,} of the input)",
         f"memory of {where}, {run.engine.precision}": (
-            f"{whole} GB: state {told}, activations of a micro batch "
+            f"{whole} GB: state {state_gb}, activations of a micro batch "
             f"{kept} (were all blocks recomputed: {fewer})"
         ),
         "steps": (
@@ -184,39 +184,40 @@ def _replay(run: "RunConfig", out: Path, step: int, as_json: bool, world: "World
 
     if not (out / "config.toml").is_file():
         raise InputError(f"{out}: no run is here to replay a step of; name its folder by --out")
-    found = compute_again(run, corpus_of(out, run), out, step, world)
+    replayed = compute_again(run, corpus_of(out, run), out, step, world)
     exact = (
         "to the last bit"
-        if found.otherwise is None
-        else f"to rounding (its {found.otherwise} was another)"
+        if replayed.otherwise is None
+        else f"to rounding (its {replayed.otherwise} was another)"
     )
     same = {
         True: f"the same, {exact}",
-        False: f"ANOTHER: {found.logged_loss!r}, norm {found.logged_grad_norm!r}",
+        False: f"ANOTHER: {replayed.logged_loss!r}, norm {replayed.logged_grad_norm!r}",
         None: "none",
-    }[found.agrees]
-    told = (
-        f"step {found.step}, computed from the state after step {found.began_after}: loss"
-        f" {found.loss!r}, gradient norm"
-        f" {found.grad_norm!r}{'' if found.finite else ' (NOT FINITE)'}; in the log: {same}"
+    }[replayed.agrees]
+    message = (
+        f"step {replayed.step}, computed from the state after step {replayed.began_after}: loss"
+        f" {replayed.loss!r}, gradient norm"
+        f" {replayed.grad_norm!r}{'' if replayed.finite else ' (NOT FINITE)'}; in the log: {same}"
     )
     plain = {
         key: value if math.isfinite(value) else str(value)
-        for key, value in found.grad_norm_parts.items()
+        for key, value in replayed.grad_norm_parts.items()
     }
-    values = {**asdict(found), "grad_norm_parts": plain, "agrees": found.agrees}
+    values = {**asdict(replayed), "grad_norm_parts": plain, "agrees": replayed.agrees}
     emit(
         as_json,
         {
             k: str(v) if isinstance(v, float) and not math.isfinite(v) else v
             for k, v in values.items()
         },
-        told,
+        message,
     )
-    if found.agrees is False:
+    if replayed.agrees is False:
         raise CheckFailed(
-            f"{out}: step {step} is not what was logged: loss {found.loss!r} and gradient norm"
-            f" {found.grad_norm!r}, logged {found.logged_loss!r} and {found.logged_grad_norm!r}"
+            f"{out}: step {step} is not what was logged: loss {replayed.loss!r} and gradient norm"
+            f" {replayed.grad_norm!r},"
+            f" logged {replayed.logged_loss!r} and {replayed.logged_grad_norm!r}"
         )
 
 
@@ -233,7 +234,7 @@ def report(
 
 @app.command()
 def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
-    """Parameters, buffers, memory, steps and FLOPs of every arm, without training."""
+    """Show parameters, buffers, memory, steps and FLOPs of every arm, without training."""
     from tokencodes.train.cost import cost_of_arms
     from tokencodes.train.settings import read_study
 
@@ -252,7 +253,7 @@ def params(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
 
 @config_app.command("show")
 def config_show(preset: Preset, sets: Sets = None, as_json: Json = False) -> None:
-    """Every value of a configuration, where it comes from, and what it means."""
+    """Show every value of a configuration, its origin and its meaning."""
     from tokencodes.train.settings import descriptions, flatten, read_study
 
     study, origins = read_study(preset, sets or [])
@@ -273,7 +274,7 @@ def config_show(preset: Preset, sets: Sets = None, as_json: Json = False) -> Non
 
 @config_app.command("presets")
 def config_presets(as_json: Json = False) -> None:
-    """The presets in the package."""
+    """List the presets in the package."""
     from tokencodes.train.settings import preset_names
 
     emit(as_json, {"presets": preset_names()}, preset_names())

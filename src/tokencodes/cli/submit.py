@@ -1,15 +1,16 @@
-"""The command that puts a run or a study on a Slurm cluster: a batch file that a person can read,
-or submitit.
+"""The command that submits a run or a study to a Slurm cluster, by a readable batch file or by
+submitit.
 
-A job starts one torchrun a node, and each starts a node's ranks. Some minutes before the time is up
-Slurm sends SIGTERM to all processes of the step, not to the batch shell: the ranks save at the next
-step and stop, and the shell requeues the job.
+A job starts one torchrun on each node, and each torchrun starts the ranks of its node. Some minutes
+before the time is up, Slurm sends SIGTERM to all processes of the step, but not to the batch shell.
+The ranks save at the next step and stop, and the shell requeues the job.
 
-It does so only if the run is not done (torchrun said 0 and the last file is there) and got further
-than it was when the job started: a new checkpoint, a new result, a newly prepared input. So a run
-that cannot go on ends instead of being requeued for ever. torchrun itself cannot say: it exits with
-1 after a signal as after a failure. The shell ignores no signal, so `scancel` ends it at once, and
-a cancelled job stays cancelled.
+The shell requeues the job only if two conditions hold. The run is not done: it is done if torchrun
+exits with 0 and the last file exists. The run made progress since the job started: a new
+checkpoint, a new result or a newly prepared input. So a run that cannot make progress ends and is
+not requeued for ever. The exit status of torchrun is not enough: it is 1 after a signal and after a
+failure. The shell ignores no signal, so `scancel` ends it at once, and a cancelled job stays
+cancelled.
 """
 
 import re
@@ -41,16 +42,16 @@ from tokencodes.files import write_text
 
 
 class Launch:
-    """What submitit pickles and runs on each node: what the batch file does. Its signal takes the
-    place of Slurm's SIGTERM.
+    """The callable that submitit pickles and runs on each node. It does what the batch file does.
+    submitit's signal replaces Slurm's SIGTERM.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
 
     def __call__(self) -> str:
-        """Runs torchrun to its end, or to submitit's signal; then it saves, stops, and submitit
-        requeues the job.
+        """Runs torchrun until it ends or submitit's signal arrives. After the signal the run saves
+        and stops, and submitit requeues the job.
         """
         place, job, before = import_module("submitit").JobEnvironment(), self.job, self.job.got()
         number = int(re.sub(r"\D", "", place.raw_job_id) or 0)
@@ -58,21 +59,21 @@ class Launch:
             str(job.programs / "torchrun"),
             *job.launch(place.job_id, f"{place.hostnames[0]}:{20000 + number % 10000}"),
         ]
-        asked = getattr(signal, f"SIG{place.USR_SIG}")
-        requeue: Any = signal.getsignal(asked)
+        stop_signal = getattr(signal, f"SIG{place.USR_SIG}")
+        requeue: Any = signal.getsignal(stop_signal)
         heard = list[int]()
-        signal.signal(asked, lambda number, frame: heard.append(number))
-        # Slurm sends the signal to every process of the step; what a program ignores as it starts,
-        # its own programs ignore too.
+        signal.signal(stop_signal, lambda number, frame: heard.append(number))
+        # Slurm sends the signal to every process of the step. A program that starts with an ignored
+        # signal passes this on to its own child processes.
         child = subprocess.Popen(
             [*command, "-m", "tokencodes", *job.command],
             cwd=job.folder,
-            preexec_fn=lambda: signal.signal(asked, signal.SIG_IGN),
+            preexec_fn=lambda: signal.signal(stop_signal, signal.SIG_IGN),
         )
-        told = False
+        terminated = False
         while child.poll() is None:
-            if heard and not told:
-                told = True
+            if heard and not terminated:
+                terminated = True
                 child.terminate()
             time.sleep(0.2)
         if child.returncode == 0 and job.last.is_file():
@@ -82,21 +83,23 @@ class Launch:
                 f"not done, and no further than before (exit status {child.returncode}): not"
                 " requeued"
             )
-        if not told:
+        if not terminated:
             raise RuntimeError(
                 f"not done (exit status {child.returncode}); submit it again to go on"
             )
-        requeue(asked, None)  # on the first node this requeues the job and ends the process
+        requeue(stop_signal, None)  # on the first node this requeues the job and ends the process
         return "stopped"
 
     def checkpoint(self) -> Any:
-        """What submitit runs when the job starts again: the same; the run knows where it was."""
+        """Returns what submitit runs when the job starts again: the same command. The run continues
+        from its own checkpoint.
+        """
         return import_module("submitit.helpers").DelayedSubmission(self)
 
 
 def executor_of(job: Job, cluster: str) -> Any:
-    """submitit's executor with this job's options, for `slurm`, or `local` to try it. InputError:
-    it is not installed.
+    """Returns submitit's executor with the options of this job, for `slurm`, or for `local` as a
+    trial. Raises InputError if submitit is not installed.
     """
     try:
         submitit = import_module("submitit")
@@ -136,8 +139,8 @@ def executor_of(job: Job, cluster: str) -> Any:
 
 
 def out_of(command: list[str]) -> Path:
-    """The folder of a command, which is checked as it will be when its time has come. InputError
-    where it would be refused.
+    """Returns the folder of a command. The command is checked now as it will be checked when the
+    job starts. Raises InputError if it would be refused.
     """
     from typer.main import get_command
 
@@ -176,7 +179,7 @@ def _sbatch(file: Path) -> str:
             f"sbatch refused {file}:"
             f" {' '.join(done.stderr.split()) or f'exit status {done.returncode}'}"
         )
-    return done.stdout.strip().partition(";")[0]  # "NUMBER;CLUSTER" where there are several
+    return done.stdout.strip().partition(";")[0]  # "NUMBER;CLUSTER" if there are several clusters
 
 
 @app.command()
@@ -222,8 +225,8 @@ def submit(
     through: Annotated[Literal["sbatch", "submitit"], typer.Option(help="Who submits.")] = "sbatch",
     as_json: Json = False,
 ) -> None:
-    """Put a run or a study on a Slurm cluster; the job is requeued until it is done. Folders must
-    be shared by all nodes.
+    """Submit a run or a study to a Slurm cluster; the job is requeued until it is done. All nodes
+    must share the folders.
     """
     out = out_of(command)
     if gpus and ranks is not None:
@@ -243,7 +246,7 @@ def submit(
         )
     file, number, log = write or out / "slurm" / "job.sh", None, out / "slurm" / "%j.log"
     executor = executor_of(job, "slurm") if through == "submitit" else None
-    # Slurm makes no folder for a log, and a job without one dies in silence
+    # Slurm does not create the folder of a log, and a job without it fails without a message
     (out / "slurm").mkdir(parents=True, exist_ok=True)
     if executor is not None:
         submitted = executor.submit(Launch(job))
@@ -252,7 +255,7 @@ def submit(
         write_text(file, batch_file(job))
         number = None if write is not None else _sbatch(file)
     shown = str(log).replace("%j", number or "%j")
-    told = (
+    message = (
         f"Submitted job {number}; its log: {shown}"
         if number
         else f"{file}: written; submit it by: sbatch {shlex.quote(str(file.absolute()))}"
@@ -265,5 +268,5 @@ def submit(
             "log": shown,
             "out": str(out),
         },
-        told,
+        message,
     )

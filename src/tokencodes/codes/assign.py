@@ -88,13 +88,15 @@ def _spread(sorted_N: NDArray[np.float64], left: int) -> float:
 
 
 def order_hash(order: Order) -> str:
-    """What `order=` says in a spec: the beginning of the SHA-256 of the int32 bytes."""
+    """The value of `order=` in a spec: 16 hex digits of the SHA-256 of the int32 bytes."""
     return hashlib.sha256(order.astype("<i4").tobytes()).hexdigest()[:16]
 
 
 def check_order(order: Order, count: int, named: str | None) -> None:
-    """InputError if an order is not a permutation of 0 ... V-1 that keeps 0, or not the one that
-    the spec names.
+    """Checks an order against the vocabulary and the spec.
+
+    Raises InputError if it is not a permutation of 0 ... V-1 that keeps 0, or if its hash differs
+    from the hash in the spec.
     """
     if (
         order.shape != (count,)

@@ -100,9 +100,9 @@ def best_code(message_bits: int, width: int) -> BchCode | None:
             if length - parity < message_bits or message_bits + parity > width:
                 break
             extended = message_bits + parity + 1 <= width
-            found = BchCode(generator, extended, 2 * t + 1 + extended)
-            if best is None or found.distance > best.distance:
-                best = found
+            candidate = BchCode(generator, extended, 2 * t + 1 + extended)
+            if best is None or candidate.distance > best.distance:
+                best = candidate
     return best
 
 

@@ -57,7 +57,10 @@ class CodeCertificate:
 
 
 def certify_code(book: Codebook, hidden_size: int) -> CodeCertificate:
-    """The certificate; InputError names the token ids of a collision."""
+    """Returns the certificate of a code.
+
+    Raises InputError if two tokens share a code or a float32 vector.
+    """
     spec, vocab_size, width = book.spec, len(book.words_VK), book.width
     same = book.collisions()
     if same:

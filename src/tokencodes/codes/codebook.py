@@ -67,15 +67,15 @@ class Codebook:
         spec = self.spec
         if not spec.binary_valued or not (spec.center or spec.scale != 1.0):
             return None
-        zero, one = (-1.0, 1.0) if spec.values == "pm1" else (0.0, 1.0)
+        value_0, value_1 = (-1.0, 1.0) if spec.values == "pm1" else (0.0, 1.0)
         share_K = self.words_VK.sum(0, dtype=np.int64) / len(self.words_VK)
-        mean_K = zero + (one - zero) * share_K if spec.center else np.zeros(self.width)
-        levels = np.stack([zero - mean_K, one - mean_K])
+        mean_K = value_0 + (value_1 - value_0) * share_K if spec.center else np.zeros(self.width)
+        levels = np.stack([value_0 - mean_K, value_1 - mean_K])
         squared_K = levels[0] ** 2 * (1 - share_K) + levels[1] ** 2 * share_K
         return (levels * self._factor(squared_K, hidden_size)).astype(np.float32)
 
     def coordinates(self, hidden_size: int) -> NDArray[np.float32]:
-        """What is lifted, z float32[V, K]: words after values, centring and scale."""
+        """The input z of the lift, float32[V, K]: the words after values, centring and scale."""
         spec = self.spec
         if spec.binary_valued:
             levels = self.levels(hidden_size)
@@ -94,13 +94,13 @@ class Codebook:
         """`coordinates`, float64, a block of rows at a time."""
         levels = self.levels(hidden_size)
         whole = None if self.spec.binary_valued else self.coordinates(hidden_size)
-        zero, one = (-1.0, 1.0) if self.spec.values == "pm1" else (0.0, 1.0)
+        value_0, value_1 = (-1.0, 1.0) if self.spec.values == "pm1" else (0.0, 1.0)
         for start in range(0, len(self.words_VK), BLOCK_ROWS):
             rows = (self.words_VK if whole is None else whole)[start : start + BLOCK_ROWS]
             if whole is not None:
                 yield rows.astype(np.float64)
             elif levels is None:
-                yield zero + (one - zero) * rows.astype(np.float64)
+                yield value_0 + (value_1 - value_0) * rows.astype(np.float64)
             else:
                 yield np.where(
                     rows == 1, levels[1].astype(np.float64), levels[0].astype(np.float64)
@@ -259,7 +259,7 @@ def _table_of(path: Path) -> NDArray[Any]:
 
 
 def matrix_hash(given: Given) -> str:
-    """What `matrix=` says in a spec once the file was read."""
+    """The value of `matrix=` in a spec after the file was read: a hash."""
     return (
         "sha256-"
         + hashlib.sha256(given["matrix"].tobytes() + given["offset"].tobytes()).hexdigest()[:16]
@@ -290,10 +290,11 @@ def _check_matrix(given: Given, width: int, named: str) -> None:
 
 
 def build_codebook(spec: InterfaceSpec, vocab_size: int, given: Given | None = None) -> Codebook:
-    """The codebook of a spec for V tokens. `given` has what no seed gives: `order`, or `matrix` and
-    `offset`.
+    """The codebook of a spec for V tokens.
 
-    InputError where the spec cannot tell the tokens apart, or what is given is not what it names.
+    `given` holds the arrays that no seed determines: `order`, or `matrix` and `offset`. Raises
+    InputError if the spec cannot give each token its own code, if a needed array is missing, or if
+    an array is not the one that the spec names.
     """
     if spec.learned:
         raise ValueError("a learned table has no codebook")

@@ -47,9 +47,9 @@ def rank(matrix: Bits) -> int:
         0, len(matrix), max(2 * columns, 64)
     ):  # a tall matrix is done as soon as its rank is full
         rows = np.asarray(matrix[start : start + max(2 * columns, 64)], dtype=np.uint8)
-        reduced, found = _eliminate(np.vstack([basis, rows]), columns)
-        basis = reduced[:found]
-        if found == columns:
+        reduced, pivots = _eliminate(np.vstack([basis, rows]), columns)
+        basis = reduced[:pivots]
+        if pivots == columns:
             break
     return len(basis)
 

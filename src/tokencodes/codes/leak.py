@@ -1,9 +1,9 @@
-"""The order leak: what a linear map of the code alone knows of a token, before any training.
+"""The order leak: what a linear map of the code alone predicts of a token, before training.
 
-Ids of a BPE follow merge order, so canonical bits carry frequency and length. A probe is told in
-three numbers: its accuracy on tokens it was not fitted to, that of always answering with the
-majority, and that of the same probe on the same code with permuted ids, which is what the words can
-do without the order.
+Ids of a BPE follow merge order, so canonical bits carry frequency and length. A probe has
+three results: its accuracy on tokens to which it was not fitted, the accuracy of the majority
+answer, and the accuracy of the same probe on the same code with permuted ids. The last one shows
+what the words can do without the order.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def token_properties(
     """
     lengths = np.array([len(token) for token in tokens])
     stripped = [token.lstrip(b" ") for token in tokens]
-    found = {
+    properties = {
         "longer than the median": lengths > np.median(lengths),
         "begins with a capital": np.array(
             [part[:1].isalpha() and part[:1].isupper() for part in stripped]
@@ -50,8 +50,8 @@ def token_properties(
         "contains a digit": np.array([any(48 <= byte <= 57 for byte in token) for token in tokens]),
     }
     if counts_V is not None:
-        found = {"more frequent than the median": counts_V > np.median(counts_V), **found}
-    return found
+        properties = {"more frequent than the median": counts_V > np.median(counts_V), **properties}
+    return properties
 
 
 def order_leak(

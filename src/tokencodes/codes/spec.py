@@ -181,12 +181,12 @@ class InterfaceSpec:
 
     def __str__(self) -> str:
         defaults = {field.name: field.default for field in fields(self)}
-        told = [
+        parts = [
             f"{key}={_text(v)}"
             for key, v in self.keys().items()
             if key != "words" and v != defaults[key]
         ]
-        return f"{self.words}:{','.join(told)}" if told else self.words
+        return f"{self.words}:{','.join(parts)}" if parts else self.words
 
     def code_width(self, vocab_size: int) -> int:
         """K for a vocabulary of V tokens;
@@ -223,14 +223,14 @@ class InterfaceSpec:
         keys = self.keys()
         if not self.learned:
             keys["width"] = self.code_width(vocab_size)
-        told = {
+        content = {
             "version": SPEC_VERSION,
             **keys,
             "vocab_size": vocab_size,
             "hidden_size": hidden_size,
         }
         return hashlib.sha256(
-            json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+            json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
         ).hexdigest()
 
 

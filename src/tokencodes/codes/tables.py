@@ -59,20 +59,20 @@ def lift_table(spec: InterfaceSpec, width: int, hidden_size: int) -> Tables:
 def shapes(
     spec: InterfaceSpec, vocab_size: int, hidden_size: int
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and numpy type of each table, without making any."""
+    """The shape and numpy type of each table. No table is made."""
     width = spec.code_width(vocab_size)
-    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    table_shapes: dict[str, tuple[tuple[int, ...], str]] = {}
     if spec.informed and spec.fixed:
-        found["order"] = (vocab_size,), "int32"
+        table_shapes["order"] = (vocab_size,), "int32"
     if spec.kind == "gf2" and spec.fixed:
-        found |= {"matrix": ((width, width), "uint8"), "offset": ((width,), "uint8")}
+        table_shapes |= {"matrix": ((width, width), "uint8"), "offset": ((width,), "uint8")}
     if spec.fixed:
         if spec.storage == "computed":
-            found |= {"masks": ((width,), "int64")} if spec.kind in LINEAR else {}
+            table_shapes |= {"masks": ((width,), "int64")} if spec.kind in LINEAR else {}
         elif not spec.binary_valued:
-            found["codebook"] = (vocab_size, width), "int32"
+            table_shapes["codebook"] = (vocab_size, width), "int32"
         else:
-            found["codebook"] = (
+            table_shapes["codebook"] = (
                 (
                     vocab_size,
                     width if width <= PACK_ABOVE else -(-width // 8),
@@ -80,19 +80,21 @@ def shapes(
                 "uint8",
             )
         if spec.binary_valued and (spec.center or spec.scale != 1.0):
-            found["levels"] = (2, width), "int32"
+            table_shapes["levels"] = (2, width), "int32"
     if spec.lift == "orthogonal":
-        found["lift"] = (hidden_size, width), "int32"
-    return found
+        table_shapes["lift"] = (hidden_size, width), "int32"
+    return table_shapes
 
 
 def tables_sha256(spec: InterfaceSpec, tables: Tables, book_sha256: str | None) -> str | None:
-    """The codebook hash of a model: the bits' own where nothing travels, else one over the
-    hashed tables and the bits.
+    """The codebook hash of a model.
+
+    Without hashed tables it is the hash of the bits. Otherwise it covers the hashed tables and the
+    bits.
     """
     names = hashed_tables(spec)
     if not names:
         return book_sha256
-    told = [book_sha256 or ""] if spec.fixed and spec.binary_valued else []
-    told += [f"{name}:{array_sha256(tables[name])}" for name in names]
-    return hashlib.sha256(";".join(told).encode()).hexdigest()
+    parts = [book_sha256 or ""] if spec.fixed and spec.binary_valued else []
+    parts += [f"{name}:{array_sha256(tables[name])}" for name in names]
+    return hashlib.sha256(";".join(parts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""From text to windows of token ids. Knows no model, and no torch.
+"""From text to windows of token ids. It uses no model and no torch.
 
 Open in this order: `inputs` (paths, globs, hub names), `text` (files -> documents), `split`,
 `tokenizer`; `encode` with `pretokens` and `wordcache` (texts -> ids, exact and fast); `convert`

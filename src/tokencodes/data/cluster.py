@@ -1,8 +1,8 @@
-"""Past one machine: the same conversion as a datatrove pipeline step, on Slurm or Ray.
+"""The same conversion on several machines: a datatrove pipeline step, on Slurm or Ray.
 
-Nothing is shared but the file system: each task converts whole inputs into folders that appear at
-once, so a task may die, be requeued, or run twice. A last step writes the manifest. Needs the extra
-`scale` (datatrove; ray by itself).
+The tasks share only the file system. Each task converts whole inputs into folders that appear by
+one rename, so a task may fail, be requeued, or run twice. A last step writes the manifest.
+This module needs the extra `scale` (datatrove); ray is installed separately.
 """
 
 import inspect
@@ -38,7 +38,7 @@ except ImportError as error:
 
 
 NAME = re.compile(r"[\w.+-]+")  # of a job, and of an option
-# not for `told`
+# names of parameters that a user cannot set by `--cluster`
 OURS = {
     "pipeline",
     "tasks",
@@ -61,7 +61,7 @@ class ConvertStep(PipelineStep):  # type: ignore[misc]
         self.jobs, self.tokenizer, self.engine = jobs, tokenizer, engine
 
     def run(self, data: Any, rank: int = 0, world_size: int = 1) -> Any:
-        """What datatrove calls; documents and tokens go into its statistics."""
+        """Converts the inputs. datatrove calls it and receives counts of documents and tokens."""
         encoder = engine_for(TokenizerFile(self.tokenizer), self.engine)
         for job in self.jobs[rank::world_size]:
             entry = convert(job, encoder)
@@ -81,7 +81,7 @@ class SealStep(PipelineStep):  # type: ignore[misc]
         self.jobs, self.tokenizer, self.engine = jobs, tokenizer, engine
 
     def run(self, data: Any, rank: int = 0, world_size: int = 1) -> Any:
-        """What datatrove calls."""
+        """Writes the manifest if there is none yet. datatrove calls it."""
         out = self.jobs[0].out
         with locked_folder(out):
             if not (out / "manifest.json").is_file():
@@ -98,12 +98,12 @@ class _Slurm(SlurmPipelineExecutor):  # type: ignore[misc]
         """Slurm reads its options as a shell reads words, and `%` in a log's path as the start of a
         pattern.
         """
-        told, logs = super().get_sbatch_args(max_array), str(self.slurm_logs_folder)
+        options, logs = super().get_sbatch_args(max_array), str(self.slurm_logs_folder)
         for key in ("output", "error"):
-            told[key] = told[key].replace(logs, logs.replace("%", "%%"), 1)
+            options[key] = options[key].replace(logs, logs.replace("%", "%%"), 1)
         return {
             key: shlex.quote(str(value)) if value not in ("", None) else value
-            for key, value in told.items()
+            for key, value in options.items()
         }
 
     def get_launch_file_contents(self, sbatch_args: dict[str, Any], run_script: str) -> str:
@@ -117,15 +117,15 @@ class _Slurm(SlurmPipelineExecutor):  # type: ignore[misc]
 
 
 def submit_to_slurm(
-    jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, told: tuple[str, ...]
+    jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, requested: tuple[str, ...]
 ) -> None:
-    """Submits an array of one task an input, and a task after it that writes the manifest; returns
-    when they are submitted.
+    """Submits an array with one task per input, and a task after it that writes the manifest.
 
-    `told`: KEY=VALUE for datatrove's SlurmPipelineExecutor, `time` and `partition` among them.
-    InputError: an unknown key.
+    Returns when the tasks are submitted. `requested` holds KEY=VALUE options for datatrove's
+    SlurmPipelineExecutor; `time` and `partition` are required. Raises InputError if a key is
+    unknown or missing.
     """
-    options = _options(SlurmPipelineExecutor, told)
+    options = _options(SlurmPipelineExecutor, requested)
     missing = [key for key in ("time", "partition") if key not in options]
     if missing:
         raise InputError(
@@ -163,15 +163,14 @@ def submit_to_slurm(
 
 
 def run_on_ray(
-    jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, told: tuple[str, ...]
+    jobs: list[Job], tokenizer: Path, engine: Engine, workers: int, requested: tuple[str, ...]
 ) -> None:
-    """Runs every job on the Ray cluster that RAY_ADDRESS names, or on this machine; returns when
-    all have ended.
+    """Runs every job on the Ray cluster that RAY_ADDRESS names, or on this machine.
 
-    `told`: KEY=VALUE for datatrove's RayPipelineExecutor. A job that failed is found by whoever
-    seals the dataset.
+    Returns when all jobs have ended. `requested` holds KEY=VALUE options for datatrove's
+    RayPipelineExecutor. Raises InputError if a key is unknown or a job failed.
     """
-    options = _options(RayPipelineExecutor, told)
+    options = _options(RayPipelineExecutor, requested)
     try:
         import ray
     except ImportError:
@@ -195,17 +194,18 @@ def run_on_ray(
 
 
 def _logs(jobs: list[Job]) -> Path:
-    """Beside the dataset, not in it."""
+    """The folder of logs. It lies next to the dataset, not in it."""
     return jobs[0].out.with_name(f"{jobs[0].out.name}-logs")
 
 
-def _options(executor: type, told: tuple[str, ...]) -> dict[str, Any]:
-    """KEY=VALUE for an executor; a value that is JSON (a number, `false`, a table of `sbatch_args`)
-    is taken as such.
+def _options(executor: type, requested: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the KEY=VALUE options of an executor as a mapping.
+
+    A value that is JSON (a number, `false`, a table of `sbatch_args`) is parsed as JSON.
     """
     known = set(inspect.signature(executor).parameters) - OURS
-    found: dict[str, Any] = {}
-    for pair in told:
+    options: dict[str, Any] = {}
+    for pair in requested:
         key, equals, value = pair.partition("=")
         if not equals or key not in known:
             raise InputError(
@@ -213,15 +213,15 @@ def _options(executor: type, told: tuple[str, ...]) -> dict[str, Any]:
                 f" {executor.__name__}"
             )
         try:
-            found[key] = json.loads(value)
+            options[key] = json.loads(value)
         except json.JSONDecodeError:
-            found[key] = value
-        if any(CONTROL.search(text) for text in _texts(found[key])):
+            options[key] = value
+        if any(CONTROL.search(text) for text in _texts(options[key])):
             raise InputError(
                 f"--cluster {pair!r}: a batch file cannot hold a line break or another control"
                 " character"
             )
-    return found
+    return options
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -48,7 +48,7 @@ PARTIAL = ".tmp-"
 
 @dataclass(frozen=True)
 class Job:
-    """One input to be converted; everything that a worker must be told."""
+    """One input to be converted, with everything that a worker needs."""
 
     input: Input
     out: Path
@@ -71,8 +71,9 @@ Report = Callable[[Progress], None]
 
 
 def finished(job: Job, tokenizer: TokenizerFile) -> SourceFile | None:
-    """What says of an input that it was converted before, in just this way; None if there is work
-    to do.
+    """The `source.json` of an input that was already converted with the same settings.
+
+    Returns None if the input must be converted. Raises InputError if `source.json` is not valid.
     """
     folder = job.out / job.input.name
     if not (folder / "source.json").is_file():
@@ -94,7 +95,10 @@ def finished(job: Job, tokenizer: TokenizerFile) -> SourceFile | None:
 
 
 def convert(job: Job, encoder: Encoder, report: Report = lambda progress: None) -> SourceFile:
-    """Converts one input, or finds that it was done; returns what is written of it."""
+    """Converts one input, unless it was converted before. Returns its `source.json`.
+
+    Raises InputError if the folder was not made by `prepare`, or if the input cannot be read.
+    """
     done = finished(job, encoder.tokenizer)
     if done is not None:
         return done
@@ -149,7 +153,7 @@ def _write_folder(job: Job, encoder: Encoder, partial: Path, report: Report) -> 
 
 
 def clean(out: Path) -> None:
-    """Removes what dead programs left half-written in a dataset's folder."""
+    """Removes unfinished files that ended programs left in a dataset's folder."""
     for leftover in out.glob(f"{PARTIAL}*"):
         if not leftover.is_dir():
             leftover.unlink(missing_ok=True)
@@ -185,20 +189,21 @@ class _Conversion:
         self._highest: int | None = None
 
     def _bytes_of(self, special: dict[int, Any]) -> NDArray[np.int64] | None:
-        """Bytes of text that each id stands for, a special token's literal among them; None where
-        they cannot be known.
+        """The number of bytes of text of each id, int64[V]; a special token counts its literal.
+
+        Returns None if the numbers cannot be known.
         """
         try:
-            found = self._tokenizer.bytes_per_token.copy()
+            byte_counts = self._tokenizer.bytes_per_token.copy()
         except InputError:
-            found = None
-        if found is None or self._tokenizer.adds_space:
+            byte_counts = None
+        if byte_counts is None or self._tokenizer.adds_space:
             self.counts.token_bytes = None
             return None
         for id, token in special.items():
             if id != self._tokenizer.unknown:
-                found[id] = len(token.content.encode())
-        return found
+                byte_counts[id] = len(token.content.encode())
+        return byte_counts
 
     def split_entry(self) -> dict[str, Any]:
         """How the documents were split: the `split` of `source.json`."""
@@ -208,7 +213,7 @@ class _Conversion:
         return {"threshold": f"{self._threshold:016x}", "lowest": lowest, "highest": highest}
 
     def run(self) -> list[ShardEntry]:
-        """Everything; returns the shards' entries."""
+        """Converts all files of the input. Returns the entries of its shards."""
         try:
             for path in self._job.input.files:
                 self._tokenized(path) if path.name.endswith(TOKENIZED) else self._texts(path)

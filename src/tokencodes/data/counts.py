@@ -32,10 +32,10 @@ class Counts:
 
     def as_json(self) -> dict[str, Any]:
         """As plain values, kinds in the order of their names."""
-        told = {
+        values = {
             name: getattr(self, name) for name in ("documents", "kept", "text_bytes", "token_bytes")
         }
-        return told | {
+        return values | {
             name: _sorted(getattr(self, name)) for name in ("dropped", "noted", "examples")
         }
 
@@ -47,7 +47,7 @@ class Counts:
             self.token_bytes += text_bytes - lost_bytes
 
     def drop(self, kind: str, place: str) -> None:
-        """Counts one that becomes no document of the dataset."""
+        """Counts one document that is left out of the dataset."""
         self.dropped[kind] += 1
         self.examples.setdefault(kind, place)
 

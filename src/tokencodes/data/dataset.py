@@ -30,29 +30,30 @@ REMEDY = "prepare the dataset anew"
 
 
 def fingerprint(manifest: dict[str, Any]) -> str:
-    """SHA-256 of a manifest's canonical JSON, its own fingerprint left out."""
-    told = {key: value for key, value in manifest.items() if key != "fingerprint"}
+    """SHA-256 of a manifest's canonical JSON, without the field `fingerprint`."""
+    values = {key: value for key, value in manifest.items() if key != "fingerprint"}
     return hashlib.sha256(
-        json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+        json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
 
 
 def total_counts(sources: Sequence[SourceEntry]) -> CountsEntry:
-    """What was read, kept, dropped and noted of several sources, added up.
+    """The sums of the counts of several sources.
 
-    `token_bytes` is None if any source's is; of `examples` the first source's stands.
+    `token_bytes` is None if it is None for any source. `examples` keeps the example of the first
+    source for each kind.
     """
     counts = [source.counts for source in sources]
-    known = [one.token_bytes for one in counts if one.token_bytes is not None]
+    known = [entry.token_bytes for entry in counts if entry.token_bytes is not None]
     return CountsEntry(
-        documents=sum(one.documents for one in counts),
-        kept=sum(one.kept for one in counts),
-        text_bytes=sum(one.text_bytes for one in counts),
+        documents=sum(entry.documents for entry in counts),
+        kept=sum(entry.kept for entry in counts),
+        text_bytes=sum(entry.text_bytes for entry in counts),
         token_bytes=sum(known) if len(known) == len(counts) else None,
-        dropped=dict(sum((Counter(one.dropped) for one in counts), Counter[str]())),
-        noted=dict(sum((Counter(one.noted) for one in counts), Counter[str]())),
+        dropped=dict(sum((Counter(entry.dropped) for entry in counts), Counter[str]())),
+        noted=dict(sum((Counter(entry.noted) for entry in counts), Counter[str]())),
         examples={
-            kind: example for one in reversed(counts) for kind, example in one.examples.items()
+            kind: example for entry in reversed(counts) for kind, example in entry.examples.items()
         },
     )
 
@@ -63,12 +64,12 @@ class Corpus(ABC):
     @property
     @abstractmethod
     def path(self) -> Path:
-        """Where it lies, for messages."""
+        """The path of its folder, for messages."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Names every id in it."""
+        """A hash that identifies all its token ids."""
 
     @property
     @abstractmethod
@@ -78,12 +79,12 @@ class Corpus(ABC):
     @property
     @abstractmethod
     def tokenizer_sha256(self) -> str:
-        """Names the tokenizer, without reading it."""
+        """The hash of the tokenizer file. The file is not read."""
 
     @property
     @abstractmethod
     def tokenizer(self) -> TokenizerFile:
-        """The tokenizer that made the ids; InputError if what is there is not it."""
+        """The tokenizer that made the ids. Raises InputError if the file is another tokenizer."""
 
     @property
     @abstractmethod
@@ -100,7 +101,7 @@ class Corpus(ABC):
         ]
 
     def require(self, vocab_size: int, tokenizer_sha256: str | None = None) -> None:
-        """InputError if the ids were made with another vocabulary or tokenizer."""
+        """Raises InputError if the ids were made with another vocabulary or tokenizer."""
         if self.vocab_size != vocab_size:
             raise InputError(
                 f"{self.path}: made with a vocabulary of {self.vocab_size:,}, the model has"
@@ -164,7 +165,7 @@ class Dataset(Corpus):
 
     @property
     def tokenizer_sha256(self) -> str:
-        """Names the tokenizer, without reading it."""
+        """The hash of the tokenizer file. The file is not read."""
         return self.manifest.tokenizer_sha256
 
     @cached_property

@@ -40,9 +40,10 @@ class Encoder(ABC):
         self.tokenizer = tokenizer
 
     def encode(self, texts: list[str]) -> tuple[Ids, Ints]:
-        """Ids of all texts, end to end, uint32; and how many each text has, int64[len(texts)].
+        """Encodes texts.
 
-        InputError: the tokenizer cannot encode one of them.
+        Returns the ids of all texts, end to end, uint32, and the number of ids of each text,
+        int64[len(texts)]. Raises InputError if the tokenizer cannot encode a text.
         """
         with self.tokenizer.at_work():
             return self._encode(texts)
@@ -56,11 +57,11 @@ class ReferenceEncoder(Encoder):
     """The library, as it is."""
 
     def _encode(self, texts: list[str]) -> tuple[Ids, Ints]:
-        found = self.tokenizer.encode(texts)
-        counts = np.array([len(ids) for ids in found], dtype=np.int64)
+        encoded = self.tokenizer.encode(texts)
+        counts = np.array([len(ids) for ids in encoded], dtype=np.int64)
         return (
             np.concatenate(
-                [np.array(ids, dtype=np.uint32) for ids in found] or [np.empty(0, np.uint32)]
+                [np.array(ids, dtype=np.uint32) for ids in encoded] or [np.empty(0, np.uint32)]
             ),
             counts,
         )
@@ -105,7 +106,7 @@ class CachedEncoder(Encoder):
         ]
 
     def _encode(self, texts: list[str]) -> tuple[Ids, Ints]:
-        found: list[Ids] = []
+        blocks: list[Ids] = []
         counts = np.zeros(len(texts), dtype=np.int64)
         pieces: list[bytes] = []
         owners: list[int] = []
@@ -119,11 +120,11 @@ class CachedEncoder(Encoder):
                 owners.append(number)
                 waiting += len(piece) or 1
                 if waiting >= CHUNK:
-                    found.append(self._ids(pieces, owners, special, counts))
+                    blocks.append(self._ids(pieces, owners, special, counts))
                     pieces, owners, special, waiting = [], [], {}, 0
         if pieces:
-            found.append(self._ids(pieces, owners, special, counts))
-        return np.concatenate(found or [np.empty(0, np.uint32)]), counts
+            blocks.append(self._ids(pieces, owners, special, counts))
+        return np.concatenate(blocks or [np.empty(0, np.uint32)]), counts
 
     def _pieces(self, text: bytes) -> Iterator[tuple[bytes, int | None]]:
         """A text as parts that are cut on their own: what is between special tokens, in chunks; or
@@ -189,7 +190,7 @@ class CachedEncoder(Encoder):
 
 
 def engine_for(tokenizer: TokenizerFile, wanted: Engine = "cached") -> Encoder:
-    """The wanted engine; the reference where `cached` does not know the tokenizer's rule."""
+    """Returns the wanted engine, or the reference if `cached` does not support the tokenizer."""
     if wanted == "cached" and CachedEncoder.supports(tokenizer):
         return CachedEncoder(tokenizer)
     return ReferenceEncoder(tokenizer)

@@ -77,16 +77,16 @@ class Input:
         return sum(file.stat().st_size for file in self.files)
 
     def facts(self) -> dict[str, Any]:
-        """Name, size and SHA-256: of one file as it is, of several of the list of theirs."""
-        told = [_file_facts(file) for file in self.files]
+        """Name, size in bytes and SHA-256. For several files it is the hash of their list."""
+        facts = [_file_facts(file) for file in self.files]
         if self.remote is not None:
-            return {**told[0], "from": self.origin}
-        if len(told) == 1:
-            return told[0]
-        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+            return {**facts[0], "from": self.origin}
+        if len(facts) == 1:
+            return facts[0]
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         return {
-            "file": f"{len(told)} texts",
-            "bytes": sum(one["bytes"] for one in told),
+            "file": f"{len(facts)} texts",
+            "bytes": sum(entry["bytes"] for entry in facts),
             "sha256": digest,
         }
 
@@ -116,11 +116,11 @@ def _file_facts(file: Path) -> dict[str, Any]:
 
 
 def find_inputs(named: list[str], outside: Path | None = None) -> list[Input]:
-    """The inputs of paths, folders (searched through), globs and
+    """The inputs of paths, folders (searched recursively), globs and
     `hf:OWNER/NAME[@REVISION][/FOLDER]`.
 
-    `outside`: a folder whose own files are none, though it may lie in one of these. InputError for
-    what is missing, of no known kind, or named twice.
+    Files in the folder `outside` are not inputs, even if it lies in a named folder. Raises
+    InputError if a file is missing, has an unknown kind, or is named twice.
     """
     files: list[Path] = []
     remote: list[tuple[str, str, str]] = []
@@ -151,7 +151,8 @@ def find_inputs(named: list[str], outside: Path | None = None) -> list[Input]:
     names = _names(paths)
     local = [Input(name, unit) for name, unit in zip(names, units, strict=False)]
     return local + [
-        Input(name, (), one) for name, one in zip(names[len(local) :], remote, strict=True)
+        Input(name, (), location)
+        for name, location in zip(names[len(local) :], remote, strict=True)
     ]
 
 
@@ -160,22 +161,22 @@ def _local_files(name: str) -> list[Path]:
     if not name:
         raise InputError("an input with an empty name; name a file, a folder or a glob")
     if path.is_dir():
-        found = sorted(
+        files = sorted(
             file for file in path.rglob("*") if file.is_file() and file.name.endswith(KINDS)
         )
-        if not found:
+        if not files:
             raise InputError(f"{path}: no file that ends in {', '.join(KINDS)}")
-        return found
+        return files
     if path.is_file():
         if not path.name.endswith(KINDS):
             raise InputError(f"{path}: unknown kind of file; it must end in {', '.join(KINDS)}")
         return [path]
     if glob.has_magic(name):
-        matches = (Path(one) for one in glob.glob(name, recursive=True))  # noqa: PTH207 (pathlib's knows no absolute pattern)
-        found = sorted(one for one in matches if one.is_file() and one.name.endswith(KINDS))
-        if not found:
+        matches = (Path(file) for file in glob.glob(name, recursive=True))  # noqa: PTH207 (pathlib's knows no absolute pattern)
+        files = sorted(file for file in matches if file.is_file() and file.name.endswith(KINDS))
+        if not files:
             raise InputError(f"{name}: the pattern matches no file that ends in {', '.join(KINDS)}")
-        return found
+        return files
     raise InputError(f"{path}: no such file or folder")
 
 
@@ -190,12 +191,12 @@ def _hub_files(name: str) -> list[tuple[str, str, str]]:
         )
     repository, revision, folder = match.groups()
     try:
-        told = HfApi().dataset_info(repository, revision=revision)
+        info = HfApi().dataset_info(repository, revision=revision)
     except Exception as error:  # whatever a network, a proxy or a server can do
         raise InputError(
             f"{name}: the hub does not give it ({_first_line(error)}); check name and network"
         ) from None
-    paths = sorted(entry.rfilename for entry in told.siblings or [])
+    paths = sorted(entry.rfilename for entry in info.siblings or [])
     prefix = f"{folder.rstrip('/')}/" if folder else ""
     chosen = [
         path
@@ -204,7 +205,7 @@ def _hub_files(name: str) -> list[tuple[str, str, str]]:
     ]
     if not chosen:
         raise InputError(f"{name}: no file there that ends in {', '.join(SUFFIXES)}")
-    return [(repository, str(told.sha), path) for path in chosen]
+    return [(repository, str(info.sha), path) for path in chosen]
 
 
 def _first_line(error: Exception) -> str:
@@ -225,9 +226,9 @@ def _names(paths: list[Path]) -> list[str]:
         _clean(path.name.removesuffix(kind)) or "input"
         for path, kind in zip(paths, kinds, strict=True)
     ]
-    beside = Counter((path.parent, name) for path, name in zip(paths, short, strict=True))
+    folder_counts = Counter((path.parent, name) for path, name in zip(paths, short, strict=True))
     for place, (path, kind) in enumerate(zip(paths, kinds, strict=True)):
-        if beside[path.parent, short[place]] > 1:
+        if folder_counts[path.parent, short[place]] > 1:
             short[place] += kind.replace(".", "-")
     names = list(short)
     for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):

@@ -23,7 +23,10 @@ Batch = TypeVar("Batch")
 def rank_indices(
     step: int, global_batch_size: int, rank: int = 0, ranks: int = 1
 ) -> NDArray[np.int64]:
-    """The window indices that one rank takes of step 0, 1, ...; int64[G / R]."""
+    """The window indices of one rank in one step (0, 1, ...), int64[G / R].
+
+    Raises InputError if the ranks do not divide the global batch size.
+    """
     if global_batch_size % ranks:
         raise InputError(
             f"{global_batch_size} windows a step do not divide among {ranks} ranks; make it a"
@@ -60,14 +63,15 @@ class Loader(Generic[Batch]):
         return self._prepare(read_windows(self._shards, self._sampler, indices))
 
     def __getitem__(self, step: int) -> Batch:
-        """The batch of one step; the next ones are read meanwhile. Raises what reading raised, at
-        the step it concerns.
+        """The batch of one step. The thread reads the next batches meanwhile.
+
+        An error of reading is raised at the step to which it belongs.
         """
         for coming in range(step, step + 1 + self._ahead):
             if coming not in self._coming:
                 self._coming[coming] = self._thread.submit(self._read, coming)
         batch = self._coming.pop(step).result()
-        for other in [one for one in self._coming if not step < one <= step + self._ahead]:
+        for other in [number for number in self._coming if not step < number <= step + self._ahead]:
             self._coming.pop(other).cancel()
         return batch
 

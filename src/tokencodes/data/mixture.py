@@ -61,11 +61,11 @@ class Mixture(Corpus):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the datasets' fingerprints and quotas."""
-        told = [
+        parts = [
             [dataset.fingerprint, quota]
             for dataset, quota in zip(self._datasets, self._quotas, strict=True)
         ]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
     def vocab_size(self) -> int:
@@ -94,15 +94,16 @@ class Mixture(Corpus):
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """How many of 1,024 windows each weight gives: rounded down, what is left to the largest
-    remainders, the first first.
+    """The number of windows in 1,024 for each weight, by the method of the largest remainder.
+
+    Of equal remainders the first comes first. Raises InputError if a weight is not positive.
     """
     if any(not np.isfinite(weight) or weight <= 0 for weight in weights):
         raise InputError(f"weights {list(weights)}: each must be a positive number")
     exact = np.array(weights, dtype=np.float64) / sum(weights) * BLOCK
-    found = np.floor(exact).astype(np.int64)
-    found[np.argsort(-(exact - found), kind="stable")[: BLOCK - int(found.sum())]] += 1
-    return [int(one) for one in found]
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(-(exact - counts), kind="stable")[: BLOCK - int(counts.sum())]] += 1
+    return [int(count) for count in counts]
 
 
 class MixtureSampler(Sampler):
@@ -143,12 +144,12 @@ class MixtureSampler(Sampler):
             owners, before = self._block(block)
             owner[here] = owners[places[here]]
             own[here] = block * self._quotas[owner[here]] + before[places[here]]
-        found = [np.empty_like(indices) for _ in range(4)]
+        columns = [np.empty_like(indices) for _ in range(4)]
         for part, sampler in enumerate(self._samplers):
             here = owner == part
             windows = sampler.draw(own[here])
             for array, values in zip(
-                found,
+                columns,
                 (
                     windows.shard + self._first_shard[part],
                     windows.document,
@@ -158,7 +159,7 @@ class MixtureSampler(Sampler):
                 strict=True,
             ):
                 array[here] = values
-        return Windows(*found)
+        return Windows(*columns)
 
 
 def build_sampler(

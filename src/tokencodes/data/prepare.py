@@ -47,11 +47,11 @@ def prepare(
     means: Means = Means(),
     say: Say = lambda line: None,
 ) -> Dataset:
-    """Prepares files, folders, globs and hub data sets into the dataset `out`, or opens it if
-    exactly this was done before.
+    """Prepares files, folders, globs and hub data sets into the dataset `out`. Returns the dataset.
 
-    InputError: unreadable input (file and line), an empty side of the split, or an `out` made from
-    something else.
+    If the same preparation was done before, the dataset is only opened. Raises InputError if an
+    input is unreadable (with file and line), if a side of the split is empty, or if `out` was made
+    from other inputs or settings.
     """
     dataset = start(inputs, TokenizerFile(tokenizer_path), out, options, means, say)
     if dataset is None:
@@ -67,8 +67,8 @@ def start(
     means: Means,
     say: Say,
 ) -> Dataset | None:
-    """As `prepare`; None where the work was handed to a cluster that goes on without us."""
-    found = find_inputs(inputs, out)
+    """As `prepare`, but returns None if a cluster does the work after this call."""
+    input_list = find_inputs(inputs, out)
     if means.cluster and means.engine == "local":
         raise InputError(
             f"--cluster {means.cluster[0]!r}: only engine slurm or ray takes it; give --engine"
@@ -77,8 +77,8 @@ def start(
     with locked_folder(out):
         clean(out)
         if (out / "manifest.json").is_file():
-            return _same_or_error(out, found, options, tokenizer)
-        jobs = make_jobs(found, tokenizer, out, options, means)
+            return _same_or_error(out, input_list, options, tokenizer)
+        jobs = make_jobs(input_list, tokenizer, out, options, means)
         progress = PreparationProgress(len(jobs), sum(job.input.bytes for job in jobs), say)
         todo = [job for job in jobs if finished(job, tokenizer) is None]
         for job in set(jobs) - set(todo):
@@ -130,10 +130,10 @@ def _convert(
 
 
 def require_ours(out: Path) -> None:
-    """InputError if a folder has something in it that no preparation began.
+    """Raises InputError if a folder holds files that no preparation wrote.
 
-    A dataset's folder has its lock and its tokenizer from the beginning. A run's or a study's has a
-    lock too, and no such file.
+    A dataset's folder has a lock and a tokenizer from the beginning. The folder of a run or a study
+    has a lock, but no tokenizer.
     """
     there = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
     begun = {name for name in there if name == LOCK or name.startswith((PARTIAL, "tokenizer-"))}
@@ -147,14 +147,15 @@ def require_ours(out: Path) -> None:
 def make_jobs(
     inputs: list[Input], tokenizer: TokenizerFile, out: Path, options: PrepareOptions, means: Means
 ) -> list[Job]:
-    """One job an input; the tokenizer is put into the dataset first, so that every worker reads the
-    same file.
+    """Returns one job per input.
+
+    The tokenizer is copied into the dataset first, so that every worker reads the same file.
     """
     if tokenizer.path.resolve() != (out / "tokenizer.json").resolve():
         write_bytes(out / "tokenizer.json", tokenizer.path.read_bytes())
     if means.engine != "local":  # other machines have other working directories
-        inputs, out = [one.resolved() for one in inputs], out.resolve()
-    return [Job(one, out, options, means.batch_bytes) for one in inputs]
+        inputs, out = [unit.resolved() for unit in inputs], out.resolve()
+    return [Job(unit, out, options, means.batch_bytes) for unit in inputs]
 
 
 def _same_or_error(
@@ -170,11 +171,11 @@ def _same_or_error(
                 " another --out"
             )
     here = {source.name for source in dataset.manifest.sources}
-    changed = sorted(here ^ {one.name for one in inputs})
+    changed = sorted(here ^ {unit.name for unit in inputs})
     changed += [
-        one.name
-        for one in inputs
-        if not changed and finished(Job(one, out, options), tokenizer) is None
+        unit.name
+        for unit in inputs
+        if not changed and finished(Job(unit, out, options), tokenizer) is None
     ]
     if changed:
         raise InputError(

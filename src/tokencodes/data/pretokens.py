@@ -31,11 +31,11 @@ _APOSTROPHE = ord("'")
 _ENDINGS = [b"s", b"t", b"m", b"d", b"re", b"ve", b"ll"]
 
 
-def supports(told: dict[str, Any]) -> bool:
+def supports(rules: dict[str, Any]) -> bool:
     """Whether a tokenizer file's rules cut texts by the expression above, with or without digits
     split one by one first.
     """
-    return told.get("normalizer") is None and _steps(told.get("pre_tokenizer")) in (
+    return rules.get("normalizer") is None and _steps(rules.get("pre_tokenizer")) in (
         ["ByteLevel"],
         ["Digits", "ByteLevel"],
     )
@@ -61,9 +61,9 @@ def _steps(pre_tokenizer: dict[str, Any] | None) -> list[str]:
 class Pretokenizer:
     """The cuts of one tokenizer, one that `supports` accepts."""
 
-    def __init__(self, tokenizer: Tokenizer, told: dict[str, Any]) -> None:
+    def __init__(self, tokenizer: Tokenizer, rules: dict[str, Any]) -> None:
         self._library = tokenizer.pre_tokenizer
-        lone_digits = "Digits" in _steps(told.get("pre_tokenizer"))
+        lone_digits = "Digits" in _steps(rules.get("pre_tokenizer"))
         self.classes = self._classes()
         self._class_of_byte = bytes(self.classes[:ASCII]) + bytes([OTHER]) * (256 - ASCII)
         self._pairs = _pair_table(lone_digits)
@@ -75,17 +75,17 @@ class Pretokenizer:
         of one class each. Planes without a single assigned character are asked by every 64th, and
         whole if one of those is a letter, number or blank.
         """
-        found = np.full(CODE_POINTS, OTHER, dtype=np.uint8)
+        classes = np.full(CODE_POINTS, OTHER, dtype=np.uint8)
         blocks = [np.r_[ASCII:0xD800, 0xE000:0x40000], np.r_[0xE0000:0xF0000]]
         for code_points in (np.r_[0x40000:0xE0000], np.r_[0xF0000:CODE_POINTS]):
             if len(self._cut("".join(map(chr, code_points[::64].tolist())))) > 1:
                 blocks.append(code_points)
         for code_points in blocks:
             for start, end in self._cut(code_points.astype("<u4").tobytes().decode("utf-32-le")):
-                found[code_points[start:end]] = self._class_of(chr(code_points[start]))
-        found[:ASCII] = [self._class_of(chr(c)) for c in range(ASCII)]
-        found[ord(" ")] = SPACE
-        return found
+                classes[code_points[start:end]] = self._class_of(chr(code_points[start]))
+        classes[:ASCII] = [self._class_of(chr(c)) for c in range(ASCII)]
+        classes[ord(" ")] = SPACE
+        return classes
 
     def _cut(self, text: str) -> list[tuple[int, int]]:
         return [span for _, span in self._library.pre_tokenize_str(text)]
@@ -111,13 +111,13 @@ class Pretokenizer:
         text = np.frombuffer(data, dtype=np.uint8)
         kinds = np.frombuffer(bytearray(data.translate(self._class_of_byte)), dtype=np.uint8)
         inner = None if data.isascii() else self._high(text, kinds)
-        told = np.empty(len(text), dtype=np.uint8)
-        told[1:] = np.frombuffer(
+        flags = np.empty(len(text), dtype=np.uint8)
+        flags[1:] = np.frombuffer(
             ((kinds[:-1] << 3) | kinds[1:]).tobytes().translate(self._pairs), dtype=np.uint8
         )
-        told[pieces] = _START
-        begins = (told & _START).astype(np.bool_)
-        after_blank = (told & _AFTER_BLANK).astype(np.bool_)
+        flags[pieces] = _START
+        begins = (flags & _START).astype(np.bool_)
+        after_blank = (flags & _AFTER_BLANK).astype(np.bool_)
         begins[:-1] |= after_blank[1:]
         if inner is not None:
             begins &= ~inner
@@ -160,9 +160,9 @@ class Pretokenizer:
             match = letters[0] == ending[0]
             if len(ending) == 2:
                 match &= letters[1] == ending[1]
-            found = at[match]
-            begins[found + 1] = False
-            after = found + 1 + len(ending)
+            matched = at[match]
+            begins[matched + 1] = False
+            after = matched + 1 + len(ending)
             begins[after[after < len(text)]] = True
 
 
@@ -188,8 +188,8 @@ def _pair_table(lone_digits: bool) -> bytes:
         for kind in range(5):
             goes_on = (kind in words and before == kind) or (kind in blanks and before in blanks)
             joins = kind in words and before == SPACE
-            told = 0 if goes_on or joins else _START
-            table[8 * before + kind] = told | (
+            flags = 0 if goes_on or joins else _START
+            table[8 * before + kind] = flags | (
                 _AFTER_BLANK if kind in words and before in blanks else 0
             )
     return bytes(table)

@@ -157,8 +157,8 @@ class PaperSampler(_InVisits):
         for stream, cycle in set(zip(streams.tolist(), cycles.tolist(), strict=True)):
             here = (streams == stream) & (cycles == cycle)
             shard[here] = self._order(stream, cycle)[places[here]]
-        for one, here in _groups(shard):
-            eligible, offsets = self._eligible(one), self._shards[one].offsets
+        for shard_number, here in _groups(shard):
+            eligible, offsets = self._eligible(shard_number), self._shards[shard_number].offsets
             chosen = eligible[
                 philox.multiply_high(words[here, 0], len(eligible)).astype(np.int64)
             ].astype(np.int64)
@@ -214,8 +214,8 @@ class TokenUniformSampler(_InVisits):
         shard = np.searchsorted(self._ends, chosen, side="right")
         words = self._words("tstarts", indices)[:, 0]
         document, start = np.empty_like(shard), np.empty_like(shard)
-        for one, here in _groups(shard):
-            ends = self._table(one)
+        for shard_number, here in _groups(shard):
+            ends = self._table(shard_number)
             document[here], start[here] = _position(
                 ends, philox.multiply_high(words[here], int(ends[-1])).astype(np.int64)
             )
@@ -278,12 +278,14 @@ class PackedSampler(_OverShards):
             shard[here] = order[place]
             within[here] = rest[here] - ends[place] + self._sizes[order[place]]
         document, start, length = np.empty_like(rest), np.empty_like(rest), np.empty_like(rest)
-        for one, in_shard in _groups(shard):
-            ends, offsets = self._table(one), self._shards[one].offsets
+        for shard_number, in_shard in _groups(shard):
+            ends, offsets = self._table(shard_number), self._shards[shard_number].offsets
             for epoch, in_epoch in _groups(epochs[in_shard]):
                 here = in_shard[in_epoch]
-                size = int(self._sizes[one])
-                window = scatter.scatter(within[here] + 1, size + 1, self._keys(epoch, one)) - 1
+                size = int(self._sizes[shard_number])
+                window = (
+                    scatter.scatter(within[here] + 1, size + 1, self._keys(epoch, shard_number)) - 1
+                )
                 document[here], number = _position(ends, window)
                 start[here] = number * self.context
                 left = offsets[document[here] + 1] - offsets[document[here]] - start[here]

@@ -111,14 +111,14 @@ class TokenizerFile:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, path: Path) -> "TokenizerFile":
-        """The same of a tokenizer that is open already, for those who only encode: it need have no
-        end of text.
+        """The same for a tokenizer that is already open. It may have no end of text.
 
-        InputError: it draws lots, or has too large an id.
+        Use it only to encode. Raises InputError if the tokenizer is random (dropout) or has an id
+        that is too large.
         """
-        found = cls.__new__(cls)
-        found._take(tokenizer, tokenizer.to_str().encode(), path)
-        return found
+        file = cls.__new__(cls)
+        file._take(tokenizer, tokenizer.to_str().encode(), path)
+        return file
 
     def _take(self, tokenizer: Tokenizer, data: bytes, path: Path) -> None:
         self.tokenizer, self._data = tokenizer, data
@@ -154,10 +154,10 @@ class TokenizerFile:
                 )
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids without special tokens; a literal `<|endoftext|>` in a text becomes its id, as the
-        library does it.
+        """The ids of each text, without special tokens around it.
 
-        InputError: the tokenizer has no token for a part of a text, and none for what is unknown.
+        A literal `<|endoftext|>` in a text becomes its id, as in the library. Raises InputError if
+        the tokenizer has no token for a part of a text and no unknown token.
         """
         with self.at_work():
             return [
@@ -176,9 +176,7 @@ class TokenizerFile:
 
     @property
     def rules(self) -> dict[str, Any]:
-        """The file's rules, as it tells them; without the vocabulary and the merges, which are most
-        of it.
-        """
+        """The rules in the file, without `model` (the vocabulary and the merges)."""
         return {key: value for key, value in self._rules.items() if key != "model"}
 
     @cached_property
@@ -190,8 +188,8 @@ class TokenizerFile:
         name, vocabulary = model.get("unk_token"), self.tokenizer.get_vocab()
         if set(BYTE_CHARACTERS.values()) <= vocabulary.keys():
             return None
-        found: int | None = vocabulary.get(name) if name else model.get("unk_id")
-        return found
+        unknown_id: int | None = vocabulary.get(name) if name else model.get("unk_id")
+        return unknown_id
 
     @property
     def adds_space(self) -> bool:
@@ -225,16 +223,16 @@ class TokenizerFile:
         special = {
             id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
         }
-        found = [""] * self.vocab_size
+        texts = [""] * self.vocab_size
         for token, id in vocabulary.items():
             if id not in special and id != self.unknown:
-                found[id] = token
-        if not set("".join(found)) <= _BYTE_OF.keys():
-            wrong = next(token for token in found if not set(token) <= _BYTE_OF.keys())
+                texts[id] = token
+        if not set("".join(texts)) <= _BYTE_OF.keys():
+            wrong = next(token for token in texts if not set(token) <= _BYTE_OF.keys())
             raise InputError(
                 f"{self.path}: token {wrong!r} is not byte-level, so its bytes are unknown"
             )
-        return found
+        return texts
 
     @cached_property
     def token_bytes(self) -> list[bytes]:

@@ -149,11 +149,11 @@ class WordCache:
             words = _slices(data, starts[missing], lengths[missing])
             # of each new word one place
             place_of = {word: place for place, word in enumerate(words)}
-            found = self._new(list(place_of))
+            new_values = self._new(list(place_of))
             new = missing[list(place_of.values())]
-            table.add([word[new] for word in keys], found)
+            table.add([word[new] for word in keys], new_values)
             number_of = {word: number for number, word in enumerate(place_of)}
-            values[missing] = found[[number_of[word] for word in words]]
+            values[missing] = new_values[[number_of[word] for word in words]]
         return values
 
     def _long_values(self, data: bytes, starts: Ints, lengths: Ints) -> list[int]:

@@ -33,7 +33,7 @@ def run_jobs(
     report: Callable[[Progress], None],
     done: Done,
 ) -> None:
-    """Runs every job; `done` hears of each that ends. The first error stops the rest."""
+    """Runs every job and calls `done` after each. The first error stops the other jobs."""
     if min(workers, len(jobs)) <= 1:
         encoder = engine_for(tokenizer, engine)
         for job in jobs:
@@ -78,7 +78,7 @@ class _Worker(threading.Thread):
         self._jobs, self._report, self._done = jobs, report, done
         self.error: Exception | None = None
         # One thread each: several workers with all cores each would only stand in each other's way.
-        told = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         command = [
             sys.executable,
             "-m",
@@ -92,7 +92,7 @@ class _Worker(threading.Thread):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=told
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -144,7 +144,7 @@ def _watch_parent(parent: int) -> None:
 
 
 def main() -> None:
-    """The other side: converts what comes in until nothing more does."""
+    """The worker process: converts the jobs from its standard input until the input ends."""
     _watch_parent(int(sys.argv[3]))
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not fall among the messages

@@ -43,8 +43,8 @@ class ShardWriter:
 
     def _header(self, tokens: int) -> bytes:
         header = io.BytesIO()
-        told = {"descr": self._dtype.str, "fortran_order": False, "shape": (tokens,)}
-        np.lib.format.write_array_header_1_0(header, told)
+        description = {"descr": self._dtype.str, "fortran_order": False, "shape": (tokens,)}
+        np.lib.format.write_array_header_1_0(header, description)
         return header.getvalue()
 
     def add(self, ids: NDArray[Any], id: str, source: str) -> None:

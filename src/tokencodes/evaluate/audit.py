@@ -78,7 +78,7 @@ def record_of(
     request: Request, score: Score | None = None, dtype: str | None = None
 ) -> RequestRecord:
     """The record of a request, and of its answer if it has one."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **asdict(request.source),
         "context_sha256": request.context_sha256,
         "continuation_sha256": request.continuation_sha256,
@@ -92,20 +92,20 @@ def record_of(
     }
     if score is not None:
         # The shortest decimals that give the same float32 again.
-        told |= {
+        fields |= {
             "log_probs": [float(str(value)) for value in score.log_probs],
             "greedy": score.greedy,
             "dtype": dtype,
         }
-    return RequestRecord(**told)
+    return RequestRecord(**fields)
 
 
 def counts(records: Iterable[RequestRecord]) -> list[Count]:
     """By benchmark, in the order of their first records."""
-    found: dict[str, Counter[str]] = {}
+    by_benchmark: dict[str, Counter[str]] = {}
     documents: dict[str, set[tuple[str, int]]] = {}
     for record in records:
-        of = found.setdefault(record.benchmark, Counter())
+        of = by_benchmark.setdefault(record.benchmark, Counter())
         documents.setdefault(record.benchmark, set()).add((record.task, record.document))
         of["requests"] += 1
         of["truncated"] += record.dropped > 0
@@ -124,22 +124,26 @@ def counts(records: Iterable[RequestRecord]) -> list[Count]:
             lost=None if of["unknown"] else of["lost"],
             prefixed=of["prefixed"],
         )
-        for name, of in found.items()
+        for name, of in by_benchmark.items()
     ]
 
 
-def multiple_choice(found: Sequence[Count]) -> Count | None:
+def multiple_choice(benchmark_counts: Sequence[Count]) -> Count | None:
     """The paper's line of that name: its seven benchmarks together."""
-    names = {one.name for one in MULTIPLE_CHOICE}
-    some = [one for one in found if one.name in names]
-    if {one.name for one in some} != names:
+    names = {benchmark.name for benchmark in MULTIPLE_CHOICE}
+    selected = [count for count in benchmark_counts if count.name in names]
+    if {count.name for count in selected} != names:
         return None
     totals = {
-        key: sum(getattr(one, key) for one in some)
+        key: sum(getattr(count, key) for count in selected)
         for key in Count.model_fields
         if key not in ("name", "lost")
     }
-    lost = None if any(one.lost is None for one in some) else sum(one.lost or 0 for one in some)
+    lost = (
+        None
+        if any(count.lost is None for count in selected)
+        else sum(count.lost or 0 for count in selected)
+    )
     return Count(name="multiple choice without MMLU", **totals, lost=lost)
 
 
@@ -153,26 +157,26 @@ def multiset(records: Iterable[RequestRecord]) -> Counter[tuple[Any, ...]]:
     return Counter(map(attrgetter(*SAME), records))
 
 
-def multiset_sha256(asked: Counter[tuple[Any, ...]]) -> str:
+def multiset_sha256(requests: Counter[tuple[Any, ...]]) -> str:
     """One hash of it."""
     digest = hashlib.sha256()
-    for key, times in sorted(asked.items()):
+    for key, times in sorted(requests.items()):
         digest.update(json.dumps([*key, times]).encode())
     return digest.hexdigest()
 
 
-def difference(one: Counter[tuple[Any, ...]], other: Counter[tuple[Any, ...]]) -> str | None:
+def difference(first: Counter[tuple[Any, ...]], other: Counter[tuple[Any, ...]]) -> str | None:
     """Where two evaluations did not ask the same, in words; None where they did."""
-    only = [sorted((a - b).keys()) for a, b in ((one, other), (other, one))]
+    only = [sorted((a - b).keys()) for a, b in ((first, other), (other, first))]
     if not any(only):
         return None
-    told = []
+    parts = []
     for which, keys in zip(("first", "second"), only, strict=True):
         if keys:
             tasks = Counter(key[0].partition("/")[0] for key in keys)
             most = ", ".join(f"{name} {count:,}" for name, count in tasks.most_common(4))
-            told.append(
+            parts.append(
                 f"{len(keys):,} only in the {which} ({most}; such as {keys[0][0]}, document"
                 f" {keys[0][1]}, part {keys[0][2]})"
             )
-    return "; ".join(told)
+    return "; ".join(parts)

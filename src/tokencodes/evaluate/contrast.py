@@ -63,16 +63,16 @@ def require_same(base: Evaluation, other: Evaluation) -> None:
     models.
     """
     if base.record.requests_sha256 != other.record.requests_sha256:
-        asked = [multiset(read_requests(side.folder)) for side in (base, other)]
-        for side, requests in zip((base, other), asked, strict=True):
+        multisets = [multiset(read_requests(side.folder)) for side in (base, other)]
+        for side, requests in zip((base, other), multisets, strict=True):
             if multiset_sha256(requests) != side.record.requests_sha256:
                 raise InputError(
                     f"{side.folder / REQUESTS}: not the requests that evaluation.json was made of;"
                     f" {REMEDY}"
                 )
         raise InputError(
-            f"{base.folder} and {other.folder} did not ask the same: {difference(*asked)}; evaluate"
-            " both with the same suite, data, tokenizer, context, prefix and documents"
+            f"{base.folder} and {other.folder} did not ask the same: {difference(*multisets)};"
+            " evaluate both with the same suite, data, tokenizer, context, prefix and documents"
         )
     if base.identity.dtype != other.identity.dtype:
         raise InputError(
@@ -105,7 +105,7 @@ def _differences(
 ) -> list[Contrast]:
     """The same before p values are adjusted."""
     require_same(base, other)
-    found = []
+    contrasts = []
     for benchmark in base.identity.benchmarks:
         before_of, after_of = metrics_of(base, benchmark), metrics_of(other, benchmark)
         documents = [side.documents_of(benchmark) for side in (base, other)]
@@ -120,48 +120,48 @@ def _differences(
             after = after_of[metric]
             if metric == "bits_per_byte":
                 size = np.array([float(document.bytes or 0) for document in documents[0]])
-                told = ratio_difference(after - before, size, clusters)
+                effect = ratio_difference(after - before, size, clusters)
                 means = (float(before.sum() / size.sum()), float(after.sum() / size.sum()))
             else:
-                told = mean_difference(after - before, clusters)
+                effect = mean_difference(after - before, clusters)
                 means = (float(before.mean()), float(after.mean()))
-            if told is not None:
+            if effect is not None:
                 pair = mcnemar(before > 0, after > 0) if metric.startswith("acc") else None
-                found.append(_contrast(benchmark, metric, means, told, (), pair, margins))
-    return found
+                contrasts.append(_contrast(benchmark, metric, means, effect, (), pair, margins))
+    return contrasts
 
 
 def _contrast(
     benchmark: str,
     metric: str,
     means: tuple[float, float],
-    told: Difference,
+    effect: Difference,
     each: tuple[float, ...],
     pair: McNemar | None,
     margins: tuple[float, float],
 ) -> Contrast:
     endpoint = benchmark in BENCHMARKS and BENCHMARKS[benchmark].endpoint == metric
     margin = margins[metric == "bits_per_byte"]
-    equivalence = math.nan if metric == "nats" else told.equivalence_p(margin)
-    return Contrast(benchmark, metric, endpoint, *means, told, each, pair, margin, equivalence)
+    equivalence = math.nan if metric == "nats" else effect.equivalence_p(margin)
+    return Contrast(benchmark, metric, endpoint, *means, effect, each, pair, margin, equivalence)
 
 
-def adjusted(found: Sequence[Contrast]) -> list[Contrast]:
+def adjusted(contrasts: Sequence[Contrast]) -> list[Contrast]:
     """The same with adjusted p values and what could have been found among so many tests; endpoints
     first.
     """
     done = []
     for family, adjust in (
-        ([one for one in found if one.endpoint], holm),
-        ([one for one in found if not one.endpoint], benjamini_hochberg),
+        ([result for result in contrasts if result.endpoint], holm),
+        ([result for result in contrasts if not result.endpoint], benjamini_hochberg),
     ):
-        p = adjust([one.difference.p for one in family])
-        told = [one.equivalence for one in family if not math.isnan(one.equivalence)]
-        equivalences = iter(adjust(told))
-        for one, value in zip(family, p, strict=True):
-            equal = one.equivalence if math.isnan(one.equivalence) else next(equivalences)
-            detectable = one.difference.detectable(len(family))
-            done.append(replace(one, adjusted=value, equivalence=equal, detectable=detectable))
+        p = adjust([result.difference.p for result in family])
+        p_values = [result.equivalence for result in family if not math.isnan(result.equivalence)]
+        equivalences = iter(adjust(p_values))
+        for result, value in zip(family, p, strict=True):
+            equal = result.equivalence if math.isnan(result.equivalence) else next(equivalences)
+            detectable = result.difference.detectable(len(family))
+            done.append(replace(result, adjusted=value, equivalence=equal, detectable=detectable))
     return done
 
 
@@ -177,24 +177,24 @@ def over_seeds(
             " several seeds"
         )
     require_matched(pairs)
-    found: dict[tuple[str, str], list[Contrast]] = {}
+    by_metric: dict[tuple[str, str], list[Contrast]] = {}
     for base, other in pairs:
         require_same(pairs[0][0], other)
-        for one in _differences(base, other, (margin, margin_bits)):
-            found.setdefault((one.benchmark, one.metric), []).append(one)
-    told = []
-    for (benchmark, metric), some in found.items():
-        each = tuple(one.difference.estimate for one in some)
+        for result in _differences(base, other, (margin, margin_bits)):
+            by_metric.setdefault((result.benchmark, result.metric), []).append(result)
+    contrasts = []
+    for (benchmark, metric), results in by_metric.items():
+        each = tuple(result.difference.estimate for result in results)
         means = (
-            float(np.mean([one.base for one in some])),
-            float(np.mean([one.other for one in some])),
+            float(np.mean([result.base for result in results])),
+            float(np.mean([result.other for result in results])),
         )
         spread = mean_difference(np.array(each), [str(number) for number in range(len(each))])
         if spread is not None:
-            told.append(
+            contrasts.append(
                 _contrast(benchmark, metric, means, spread, each, None, (margin, margin_bits))
             )
-    return adjusted(told)
+    return adjusted(contrasts)
 
 
 def compared(
@@ -214,7 +214,7 @@ def compared(
     what = f"interfaces, over {len(pairs)} run seeds" if several else "checkpoints"
     what += " by the names of their folders" if paired_by == "folder names" else ""
     what += "" if same_recipe and not _recipes_differ(pairs) else ", of which recipes differ too"
-    found = (
+    contrasts = (
         over_seeds(pairs, margin, margin_bits)
         if several
         else contrast(base, other, margin, margin_bits)
@@ -232,11 +232,11 @@ def compared(
         "models": [side.identity.model for side in pairs[0]],
         "dtype": base.identity.dtype,
         "margins": {"accuracy": margin, "bits_per_byte": margin_bits},
-        "not_told": _metrics_without_error(base, found),
+        "not_told": _metrics_without_error(base, contrasts),
         "held_out": all(side.identity.embedded_held_out is True for pair in pairs for side in pair),
         "contrasts": [
-            _finite({**asdict(one), "says": verdict(one, names[0], names[1], what)})
-            for one in found
+            _finite({**asdict(result), "says": verdict(result, names[0], names[1], what)})
+            for result in contrasts
         ],
     }
 
@@ -245,24 +245,25 @@ def _recipes_differ(pairs: Sequence[Pair]) -> bool:
     """Whether the runs' own records show two recipes."""
     runs = [(base.identity.run, other.identity.run) for base, other in pairs]
     return any(
-        one is not None and two is not None and one.recipe != two.recipe for one, two in runs
+        base_run is not None and other_run is not None and base_run.recipe != other_run.recipe
+        for base_run, other_run in runs
     )
 
 
-def _metrics_without_error(base: Evaluation, found: Sequence[Contrast]) -> list[str]:
+def _metrics_without_error(base: Evaluation, contrasts: Sequence[Contrast]) -> list[str]:
     """Metrics of which one cluster of documents, or one seed, gives no error. InputError where that
     is all of them.
     """
-    told = {(one.benchmark, one.metric) for one in found}
-    asked = [
+    measured = {(result.benchmark, result.metric) for result in contrasts}
+    metrics = [
         (name, metric) for name in base.identity.benchmarks for metric in metrics_of(base, name)
     ]
-    if asked and not told:
+    if metrics and not measured:
         raise InputError(
             f"{base.folder}: one cluster of documents in each benchmark, so no error can be told;"
             " evaluate more"
         )
-    return [f"{name}, {metric}" for name, metric in asked if (name, metric) not in told]
+    return [f"{name}, {metric}" for name, metric in metrics if (name, metric) not in measured]
 
 
 def _names(base: Evaluation, other: Evaluation, many: bool) -> list[str]:
@@ -270,8 +271,8 @@ def _names(base: Evaluation, other: Evaluation, many: bool) -> list[str]:
     its path as tells them apart.
     """
     places = []
-    for one in (base, other):
-        folder = one.folder.resolve()
+    for evaluation in (base, other):
+        folder = evaluation.folder.resolve()
         place = folder.parent if folder.name == "evaluation" else folder
         places.append((place.parent if many else place).parts)
     size = 1 if many else 2
@@ -280,7 +281,7 @@ def _names(base: Evaluation, other: Evaluation, many: bool) -> list[str]:
     return ["/".join(parts[-size:]) for parts in places]
 
 
-def _finite(told: Any) -> Any:
-    if isinstance(told, dict):
-        return {key: _finite(value) for key, value in told.items()}
-    return None if isinstance(told, float) and not math.isfinite(told) else told
+def _finite(json_value: Any) -> Any:
+    if isinstance(json_value, dict):
+        return {key: _finite(value) for key, value in json_value.items()}
+    return None if isinstance(json_value, float) and not math.isfinite(json_value) else json_value

@@ -17,17 +17,17 @@ NORMS = ("none", "characters", "bytes", "tokens")
 NORM_OF = {"acc": "none", "acc_norm": "characters"}  # what each accuracy compares
 
 
-def cluster_of(one: Benchmark, task: TaskOf, row: dict[str, Any], number: int) -> str:
+def cluster_of(benchmark: Benchmark, task: TaskOf, row: dict[str, Any], number: int) -> str:
     """What a row shares with others that are no independent draws; a name of its own where it
     shares nothing.
     """
-    match one.cluster:
+    match benchmark.cluster:
         case "subject":
             return task.subject or ""
         case "source":
             return str(row["source_id"])
         case "goal" | "work":
-            return str(row[one.cluster])
+            return str(row[benchmark.cluster])
         case "twins":  # two sentences that differ in a word or two, with the same two options
             return " | ".join(
                 [*sorted((row["option1"], row["option2"])), *row["sentence"].split()[:4]]
@@ -42,51 +42,51 @@ def document_records(
     """From lm-eval's samples of a task and our records of its requests. CheckFailed where accuracy
     by our own log-probabilities is not what lm-eval says.
     """
-    of: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    by_document: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for record in requests:
-        of[record["document"]].append(record)
-    found = []
-    for sample in sorted(samples, key=lambda one: int(one["doc_id"])):
+        by_document[record["document"]].append(record)
+    documents = []
+    for sample in sorted(samples, key=lambda entry: int(entry["doc_id"])):
         number, row = int(sample["doc_id"]), sample["doc"]
-        mine = sorted(of[number], key=lambda record: int(record["part"]))
-        told: dict[str, Any] = {
+        records = sorted(by_document[number], key=lambda record: int(record["part"]))
+        document: dict[str, Any] = {
             "task": task.name,
             "document": number,
             "cluster": cluster_of(task.benchmark, task, row, number),
-            "truncated": any(record["dropped"] for record in mine),
+            "truncated": any(record["dropped"] for record in records),
             "lost_bytes": (
-                _sum(record["lost_bytes"] for record in mine)
-                if mine[0]["kind"] == ROLLING
-                else mine[0]["lost_bytes"]
+                _sum(record["lost_bytes"] for record in records)
+                if records[0]["kind"] == ROLLING
+                else records[0]["lost_bytes"]
             ),
             "metrics": {name: sample[name] for name in sample["metrics"]},
         }
-        if mine[0]["kind"] == ROLLING:
-            nats = -sum(sum(record["log_probs"]) for record in mine)
+        if records[0]["kind"] == ROLLING:
+            nats = -sum(sum(record["log_probs"]) for record in records)
             (_, words), (_, size) = sample["word_perplexity"], sample["byte_perplexity"]
-            told |= {
+            document |= {
                 "nats": nats,
                 "words": words,
                 "bytes": size,
-                "tokens": sum(len(record["scored"]) for record in mine),
+                "tokens": sum(len(record["scored"]) for record in records),
             }
-            told["metrics"] = {"bits_per_byte": None}
-        elif len(mine) > 1:
-            told |= _choices(task, row, mine, told["metrics"])
+            document["metrics"] = {"bits_per_byte": None}
+        elif len(records) > 1:
+            document |= _choices(task, row, records, document["metrics"])
         else:
-            told |= {"nats": -sum(mine[0]["log_probs"]), "tokens": len(mine[0]["scored"])}
-            told["metrics"] = {"acc": float(mine[0]["greedy"])}
-        found.append(told)
-    return found
+            document |= {"nats": -sum(records[0]["log_probs"]), "tokens": len(records[0]["scored"])}
+            document["metrics"] = {"acc": float(records[0]["greedy"])}
+        documents.append(document)
+    return documents
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    some = list(values)
-    return None if None in some else sum(value or 0 for value in some)
+    numbers = list(values)
+    return None if None in numbers else sum(value or 0 for value in numbers)
 
 
 def _choices(
-    task: TaskOf, row: dict[str, Any], mine: list[dict[str, Any]], metrics: dict[str, Any]
+    task: TaskOf, row: dict[str, Any], records: list[dict[str, Any]], metrics: dict[str, Any]
 ) -> dict[str, Any]:
     """Of a multiple-choice document: the right choice; the log-probability of each; by each norm
     the choice that is taken, and how many choices share the best number. Of these the first is
@@ -96,13 +96,13 @@ def _choices(
     gold = task.task.doc_to_text(row) if task.task.multiple_input else task.task.doc_to_target(row)
     gold = texts.index(gold) if isinstance(gold, str) else int(gold)
     totals = [
-        float(np.array(record["log_probs"], np.float32).sum(dtype=np.float64)) for record in mine
+        float(np.array(record["log_probs"], np.float32).sum(dtype=np.float64)) for record in records
     ]
     lengths = {
-        "none": [1] * len(mine),
+        "none": [1] * len(records),
         "characters": [len(text) for text in texts],
         "bytes": [len(text.encode()) for text in texts],
-        "tokens": [len(record["scored"]) for record in mine],
+        "tokens": [len(record["scored"]) for record in records],
     }
     if task.task.multiple_input:  # the choices are contexts, and all have the same continuation
         lengths = dict.fromkeys(NORMS, lengths["none"])
@@ -124,7 +124,7 @@ def _choices(
         "log_probs": totals,
         "taken": taken,
         "equal_best": equal,
-        "choices": len(mine),
+        "choices": len(records),
     }
 
 
@@ -132,16 +132,16 @@ def ties_of(documents: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """By accuracy: in how many documents several choices share the best number that is compared,
     and in how many all do.
     """
-    found = {}
+    ties = {}
     for name, norm in NORM_OF.items():
-        some = [
-            (one["equal_best"][norm], one["choices"])
-            for one in documents
-            if name in one["metrics"] and "choices" in one
+        counts = [
+            (document["equal_best"][norm], document["choices"])
+            for document in documents
+            if name in document["metrics"] and "choices" in document
         ]
-        if some:
-            found[name] = {
-                "best": sum(equal > 1 for equal, _ in some),
-                "all": sum(equal == choices for equal, choices in some),
+        if counts:
+            ties[name] = {
+                "best": sum(equal > 1 for equal, _ in counts),
+                "all": sum(equal == choices for equal, choices in counts),
             }
-    return found
+    return ties

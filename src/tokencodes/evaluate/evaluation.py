@@ -71,7 +71,7 @@ class EvaluationSettings:
     seed: int = 0
 
 
-def chosen_documents(tasks: Sequence[TaskOf], asking: EvaluationSettings) -> dict[str, list[int]]:
+def chosen_documents(tasks: Sequence[TaskOf], settings: EvaluationSettings) -> dict[str, list[int]]:
     """The numbers of the scored documents of each task:
     all, or a seeded draw from each benchmark."""
     by_benchmark: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -79,20 +79,22 @@ def chosen_documents(tasks: Sequence[TaskOf], asking: EvaluationSettings) -> dic
         by_benchmark[task.benchmark.name] += [
             (task.name, number) for number in range(len(task.task.eval_docs))
         ]
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for name, places in by_benchmark.items():
-        some = places
-        if asking.documents is not None and asking.documents < len(places):
-            some = sorted(random.Random(f"{asking.seed} {name}").sample(places, asking.documents))
-        for task_name, number in some:
-            found.setdefault(task_name, []).append(number)
-    return found
+        drawn = places
+        if settings.documents is not None and settings.documents < len(places):
+            drawn = sorted(
+                random.Random(f"{settings.seed} {name}").sample(places, settings.documents)
+            )
+        for task_name, number in drawn:
+            numbers.setdefault(task_name, []).append(number)
+    return numbers
 
 
-def _tasks(asking: EvaluationSettings) -> tuple[list[TaskOf], dict[str, list[int]]]:
+def _tasks(settings: EvaluationSettings) -> tuple[list[TaskOf], dict[str, list[int]]]:
     """The tasks of which documents are scored, and which."""
-    tasks = make_tasks(asking.benchmarks, asking.data)
-    chosen = chosen_documents(tasks, asking)
+    tasks = make_tasks(settings.benchmarks, settings.data)
+    chosen = chosen_documents(tasks, settings)
     return [task for task in tasks if task.name in chosen], chosen
 
 
@@ -100,49 +102,55 @@ def instances(
     tasks: Sequence[TaskOf], chosen: dict[str, list[int]]
 ) -> list[tuple[RequestSource, tuple[str, ...]]]:
     """Every request of tasks as lm-eval words it."""
-    found = []
+    sourced_args = []
     for task in tasks:
         numbers = chosen[task.name]
         task.task.build_all_requests(samples=numbers, rank=0, world_size=1)
-        for one in task.task.instances:
-            kind = ROLLING if one.request_type == ROLLING else CHOICE
-            part = 0 if kind == ROLLING else one.idx
-            found.append((RequestSource(task.name, numbers[one.doc_id], part, kind), one.args))
-    return found
+        for instance in task.task.instances:
+            kind = ROLLING if instance.request_type == ROLLING else CHOICE
+            part = 0 if kind == ROLLING else instance.idx
+            sourced_args.append(
+                (RequestSource(task.name, numbers[instance.doc_id], part, kind), instance.args)
+            )
+    return sourced_args
 
 
 def requests_of(
-    asked: Sequence[tuple[RequestSource, tuple[str, ...]]],
+    sourced_args: Sequence[tuple[RequestSource, tuple[str, ...]]],
     texts: Texts,
     limit: int,
     prefix: int | None,
 ) -> list[Request]:
     """The same as tokens."""
-    pairs = [(who, args) for who, args in asked if who.kind == CHOICE]
-    rolling = [(who, args) for who, args in asked if who.kind == ROLLING]
-    found = pair_requests(
-        [(args[0], args[1]) for _, args in pairs], [who for who, _ in pairs], texts, limit, prefix
+    pairs = [(source, args) for source, args in sourced_args if source.kind == CHOICE]
+    rolling = [(source, args) for source, args in sourced_args if source.kind == ROLLING]
+    choices = pair_requests(
+        [(args[0], args[1]) for _, args in pairs],
+        [source for source, _ in pairs],
+        texts,
+        limit,
+        prefix,
     )
-    return found + rolling_requests(
-        [args[0] for _, args in rolling], [who for who, _ in rolling], texts, limit, prefix
+    return choices + rolling_requests(
+        [args[0] for _, args in rolling], [source for source, _ in rolling], texts, limit, prefix
     )
 
 
-def audit(asking: EvaluationSettings, texts: Texts) -> tuple[list[Count], str]:
+def audit(settings: EvaluationSettings, texts: Texts) -> tuple[list[Count], str]:
     """Counts of the requests that an evaluation would make, and the hash of their multiset; no
     model is needed.
     """
-    tasks, chosen = _tasks(asking)
+    tasks, chosen = _tasks(settings)
     records = [
-        record_of(one)
-        for one in requests_of(instances(tasks, chosen), texts, asking.limit, asking.prefix)
+        record_of(request)
+        for request in requests_of(instances(tasks, chosen), texts, settings.limit, settings.prefix)
     ]
     return counts(records), multiset_sha256(multiset(records))
 
 
 def evaluate(
     evaluated: Evaluated,
-    asking: EvaluationSettings,
+    settings: EvaluationSettings,
     out: Path,
     batch_tokens: int | None = None,
     progress: Progress = no_progress,
@@ -150,16 +158,16 @@ def evaluate(
 ) -> dict[str, Any]:
     """Scores everything, writes the folder, returns what evaluation.json holds."""
     with locked_folder(out):
-        told = identity(evaluated, asking)
+        requested = identity(evaluated, settings)
         kept = kept_evaluation(out)
         if kept is not None:
-            if not same(kept.identity, told):
+            if not same(kept.identity, requested):
                 raise InputError(
-                    f"{out}: holds another evaluation ({_apart(kept.identity, told)}); choose"
+                    f"{out}: holds another evaluation ({_apart(kept.identity, requested)}); choose"
                     " another --out"
                 )
             return kept.as_json()
-        tasks, chosen = _tasks(asking)
+        tasks, chosen = _tasks(settings)
         scorer = Scorer(
             evaluated.model, batch_tokens, out / "journal", evaluated.weights_sha256, progress
         )
@@ -167,17 +175,19 @@ def evaluate(
             f"{evaluated.name}: {scorer.how}; {scorer.batch_tokens:,} tokens a pass, or one request"
             " that is longer"
         )
-        answered, samples = _run_lm_eval(evaluated, asking, tasks, chosen, scorer)
+        answered, samples = _run_lm_eval_tasks(evaluated, settings, tasks, chosen, scorer)
         say("a second scorer reads a sample of the requests again, one at a time")
-        opinion = _second_opinion(evaluated, asking, answered)
+        opinion = _second_opinion(evaluated, settings, answered)
         say(
             f"a second scorer agrees on {opinion['checked']} requests: {opinion['largest']:.1e}"
             " nats a token at most"
         )
-        records = [record_of(one, score, str(evaluated.model.dtype)) for one, score in answered]
+        records = [
+            record_of(request, score, str(evaluated.model.dtype)) for request, score in answered
+        ]
         documents = _documents(tasks, samples, [record.model_dump() for record in records])
         result = {
-            "identity": told.model_dump(mode="json"),
+            "identity": requested.model_dump(mode="json"),
             "scorer": {
                 "batch_tokens": scorer.batch_tokens,
                 "how": scorer.how,
@@ -189,8 +199,8 @@ def evaluate(
             "requests_sha256": multiset_sha256(multiset(records)),
             "audit": [count.model_dump() for count in counts(records)],
             "second_opinion": opinion,
-            "results": results(asking.benchmarks, documents),
-            "sensitivity": _sensitivity(evaluated, asking, documents, answered, scorer),
+            "results": results(settings.benchmarks, documents),
+            "sensitivity": _sensitivity(evaluated, settings, documents, answered, scorer),
         }
         write_records(out / REQUESTS, records)
         write_records(out / DOCUMENTS, [DocumentRecord(**document) for document in documents])
@@ -204,26 +214,26 @@ def kept_evaluation(out: Path) -> EvaluationRecord | None:
     return read_evaluation(out) if (out / EVALUATION).is_file() else None
 
 
-def same(one: Identity, other: Identity) -> bool:
+def same(first: Identity, second: Identity) -> bool:
     """Whether two identities are of one evaluation, by whatever path its model was named."""
-    return one.model_copy(update={"model": other.model}) == other
+    return first.model_copy(update={"model": second.model}) == second
 
 
-def _apart(one: Identity, other: Identity) -> str:
+def _apart(first: Identity, second: Identity) -> str:
     """In which values two identities differ."""
     pairs = [
-        (name, getattr(one, name), getattr(other, name))
+        (name, getattr(first, name), getattr(second, name))
         for name in Identity.model_fields
         if name != "model"
     ]
     return "; ".join(
-        f"{name} {kept!r} there, {asked!r} asked for"
-        for name, kept, asked in pairs
-        if kept != asked
+        f"{name} {kept!r} there, {requested!r} asked for"
+        for name, kept, requested in pairs
+        if kept != requested
     )
 
 
-def identity(evaluated: Evaluated, asking: EvaluationSettings) -> Identity:
+def identity(evaluated: Evaluated, settings: EvaluationSettings) -> Identity:
     """What makes two evaluations the same one."""
     return Identity(
         model=evaluated.name,
@@ -233,26 +243,26 @@ def identity(evaluated: Evaluated, asking: EvaluationSettings) -> Identity:
         interface=getattr(evaluated.model.config, "interface", None),
         dtype=str(evaluated.model.dtype).removeprefix("torch."),
         tokenizer_fingerprint=evaluated.texts.sha256,
-        benchmarks=tuple(one.name for one in asking.benchmarks),
-        rows=_rows(asking),
-        embedded_held_out=evaluated.held_out if EMBEDDED in asking.benchmarks else None,
-        context_length=asking.limit,
-        prefix=asking.prefix,
-        documents=asking.documents,
-        seed=asking.seed if asking.documents else None,
+        benchmarks=tuple(benchmark.name for benchmark in settings.benchmarks),
+        rows=_rows(settings),
+        embedded_held_out=evaluated.held_out if EMBEDDED in settings.benchmarks else None,
+        context_length=settings.limit,
+        prefix=settings.prefix,
+        documents=settings.documents,
+        seed=settings.seed if settings.documents else None,
         lm_eval_version=version("lm-eval"),
     )
 
 
-def _rows(asking: EvaluationSettings) -> str:
-    if asking.benchmarks == (EMBEDDED,):
+def _rows(settings: EvaluationSettings) -> str:
+    if settings.benchmarks == (EMBEDDED,):
         return "embedded"
-    return "local, by SHA-256" if asking.data else "Hugging Face hub"
+    return "local, by SHA-256" if settings.data else "Hugging Face hub"
 
 
-def _run_lm_eval(
+def _run_lm_eval_tasks(
     evaluated: Evaluated,
-    asking: EvaluationSettings,
+    settings: EvaluationSettings,
     tasks: Sequence[TaskOf],
     chosen: dict[str, list[int]],
     scorer: Scorer,
@@ -262,30 +272,30 @@ def _run_lm_eval(
 
     from tokencodes.evaluate.language_model import LanguageModel
 
-    model = LanguageModel(scorer, evaluated.texts, asking.limit, asking.prefix, chosen)
+    model = LanguageModel(scorer, evaluated.texts, settings.limit, settings.prefix, chosen)
     named = {"tasks": {task.name: task.task for task in tasks}, "groups": {}}
-    found = run(lm=model, task_dict=named, samples=chosen, bootstrap_iters=0, log_samples=True)
-    return model.answered, found["samples"]
+    output = run(lm=model, task_dict=named, samples=chosen, bootstrap_iters=0, log_samples=True)
+    return model.answered, output["samples"]
 
 
 def _second_opinion(
-    evaluated: Evaluated, asking: EvaluationSettings, answered: Sequence[tuple[Request, Score]]
+    evaluated: Evaluated, settings: EvaluationSettings, answered: Sequence[tuple[Request, Score]]
 ) -> dict[str, Any]:
     claims = [
         Claim(
-            one.source.task.partition("/")[0],
-            one.source.document,
-            one.source.part,
-            *one.texts,
-            one.source.part if one.source.kind == ROLLING else None,
+            request.source.task.partition("/")[0],
+            request.source.document,
+            request.source.part,
+            *request.texts,
+            request.source.part if request.source.kind == ROLLING else None,
             tuple(score.log_probs.tolist()),
             score.greedy,
         )
-        for one, score in answered
+        for request, score in answered
     ]
-    drawn = sample(claims, CHECKED, asking.seed)
+    drawn = sample(claims, CHECKED, settings.seed)
     return asdict(
-        check(evaluated.model, evaluated.texts.tokenizer, drawn, asking.limit, asking.prefix)
+        check(evaluated.model, evaluated.texts.tokenizer, drawn, settings.limit, settings.prefix)
     )
 
 
@@ -298,9 +308,9 @@ def _documents(
     for record in records:
         by_task[record["task"]].append(record)
     return [
-        one
+        document
         for task in tasks
-        for one in document_records(task, samples[task.name], by_task[task.name])
+        for document in document_records(task, samples[task.name], by_task[task.name])
     ]
 
 
@@ -311,72 +321,78 @@ def results(
     they are what is meant; a perplexity that overflows is None. Of multiple choice also the ties
     (`ties_of`).
     """
-    found = {}
-    for one in benchmarks:
-        some = [record for record in documents if record["task"].partition("/")[0] == one.name]
-        told: dict[str, Any] = {"documents": len(some)}
-        if one.endpoint == "bits_per_byte":
+    by_benchmark = {}
+    for benchmark in benchmarks:
+        records = [
+            record for record in documents if record["task"].partition("/")[0] == benchmark.name
+        ]
+        metrics: dict[str, Any] = {"documents": len(records)}
+        if benchmark.endpoint == "bits_per_byte":
             nats, words, size = (
-                math.fsum(record[key] for record in some) for key in ("nats", "words", "bytes")
+                math.fsum(record[key] for record in records) for key in ("nats", "words", "bytes")
             )
-            lost = [record["lost_bytes"] for record in some]
-            told |= {
+            lost = [record["lost_bytes"] for record in records]
+            metrics |= {
                 "word_perplexity": perplexity(nats / words),
                 "byte_perplexity": perplexity(nats / size),
             }
-            told |= {
+            metrics |= {
                 "bits_per_byte": nats / size / math.log(2),
                 "lost_bytes": None if None in lost else sum(lost),
             }
         else:
             for name in ("acc", "acc_norm"):
-                values = [record["metrics"][name] for record in some if name in record["metrics"]]
+                values = [
+                    record["metrics"][name] for record in records if name in record["metrics"]
+                ]
                 if values:
-                    told[name] = math.fsum(values) / len(values)
-            if some and "choices" in some[0]:
-                told["ties"] = ties_of(some)
-            elif some:
-                told["perplexity"] = perplexity(
-                    math.fsum(record["nats"] for record in some) / len(some)
+                    metrics[name] = math.fsum(values) / len(values)
+            if records and "choices" in records[0]:
+                metrics["ties"] = ties_of(records)
+            elif records:
+                metrics["perplexity"] = perplexity(
+                    math.fsum(record["nats"] for record in records) / len(records)
                 )
-        found[one.name] = told
-    return found
+        by_benchmark[benchmark.name] = metrics
+    return by_benchmark
 
 
 def _sensitivity(
     evaluated: Evaluated,
-    asking: EvaluationSettings,
+    settings: EvaluationSettings,
     documents: Sequence[dict[str, Any]],
     answered: Sequence[tuple[Request, Score]],
     scorer: Scorer,
 ) -> dict[str, Any]:
-    found: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-    for one in asking.benchmarks:
-        some = [record for record in documents if record["task"].partition("/")[0] == one.name]
+    analyses: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for benchmark in settings.benchmarks:
+        records = [
+            record for record in documents if record["task"].partition("/")[0] == benchmark.name
+        ]
         for name, value in (
-            ("truncation", sensitivity.of_truncation(some)),
-            ("averages", sensitivity.of_averages(some)),
+            ("truncation", sensitivity.of_truncation(records)),
+            ("averages", sensitivity.of_averages(records)),
         ):
             if value is not None:
-                found[name][one.name] = value
-        if some and "choices" in some[0]:
-            found["norms"][one.name] = sensitivity.of_norms(some)
-            if one.letters:
-                found["letters"][one.name] = sensitivity.of_letters(some)
+                analyses[name][benchmark.name] = value
+        if records and "choices" in records[0]:
+            analyses["norms"][benchmark.name] = sensitivity.of_norms(records)
+            if benchmark.letters:
+                analyses["letters"][benchmark.name] = sensitivity.of_letters(records)
     return {
-        **found,
+        **analyses,
         "prefix": sensitivity.of_prefix(
-            answered, [None, _other_prefix(evaluated.texts, asking)], scorer.score
+            answered, [None, _other_prefix(evaluated.texts, settings)], scorer.score
         ),
     }
 
 
-def _other_prefix(texts: Texts, asking: EvaluationSettings) -> int:
+def _other_prefix(texts: Texts, settings: EvaluationSettings) -> int:
     """A token to try before an empty context: a line break's, or the first that a text of one
     letter has.
     """
-    some = (int(ids[-1]) for ids in (texts.plain(text) for text in ("\n", "a", "e")) if len(ids))
-    return next((token for token in some if token != asking.prefix), int(asking.prefix == 0))
+    tokens = (int(ids[-1]) for ids in (texts.plain(text) for text in ("\n", "a", "e")) if len(ids))
+    return next((token for token in tokens if token != settings.prefix), int(settings.prefix == 0))
 
 
 def _environment(evaluated: Evaluated) -> dict[str, Any]:

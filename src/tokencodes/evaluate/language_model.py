@@ -60,12 +60,12 @@ class LanguageModel(TemplateLM):
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
         """See lm-eval. `requests` are its Instances."""
-        asked = [self._who(one, one.idx, CHOICE) for one in requests]
-        pairs = [one.args for one in requests]
+        sources = [self._source(request, request.idx, CHOICE) for request in requests]
+        pairs = [request.args for request in requests]
         return [
-            (one.total, one.greedy)
-            for one in self._answer(
-                pair_requests(pairs, asked, self.texts, self.limit, self.prefix)
+            (score.total, score.greedy)
+            for score in self._answer(
+                pair_requests(pairs, sources, self.texts, self.limit, self.prefix)
             )
         ]
 
@@ -73,17 +73,17 @@ class LanguageModel(TemplateLM):
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
         """See lm-eval."""
-        asked = [self._who(one, 0, ROLLING) for one in requests]
-        texts = [one.args[0] for one in requests]
-        windows = rolling_requests(texts, asked, self.texts, self.limit, self.prefix)
+        sources = [self._source(request, 0, ROLLING) for request in requests]
+        texts = [request.args[0] for request in requests]
+        windows = rolling_requests(texts, sources, self.texts, self.limit, self.prefix)
         totals: dict[tuple[str, int], float] = {}
         for window, score in zip(windows, self._answer(windows), strict=True):
             key = (window.source.task, window.source.document)
             totals[key] = totals.get(key, 0.0) + score.total
-        return [totals[one.task, one.document] for one in asked]
+        return [totals[source.task, source.document] for source in sources]
 
-    def _who(self, one: Any, part: int, kind: str) -> RequestSource:
-        task, number = one.task_name or "", one.doc_id or 0
+    def _source(self, instance: Any, part: int, kind: str) -> RequestSource:
+        task, number = instance.task_name or "", instance.doc_id or 0
         return RequestSource(
             task, self.chosen[task][number] if task in self.chosen else number, part, kind
         )
@@ -97,7 +97,7 @@ class LanguageModel(TemplateLM):
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """The same from ids, for callers of lm-eval's own methods."""
-        found = []
+        token_requests = []
         for number, (_, context, scored) in enumerate(requests):
             if len(scored) > self.limit:
                 raise InputError(
@@ -105,8 +105,8 @@ class LanguageModel(TemplateLM):
                     f" {self.limit}"
                 )
             dropped = max(0, len(context) + len(scored) - (self.limit + 1))
-            ids = [np.array(some, dtype=np.uint32) for some in (context[dropped:], scored)]
-            found.append(
+            ids = [np.array(tokens, dtype=np.uint32) for tokens in (context[dropped:], scored)]
+            token_requests.append(
                 Request(
                     RequestSource("", number, 0),
                     ids[0],
@@ -119,7 +119,7 @@ class LanguageModel(TemplateLM):
                     ("", ""),
                 )
             )
-        return [(one.total, one.greedy) for one in self._answer(found)]
+        return [(score.total, score.greedy) for score in self._answer(token_requests)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Refused."""

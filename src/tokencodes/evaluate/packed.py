@@ -45,11 +45,11 @@ class Packed:
     _parts: list[list["_Part"]] = field(default_factory=list)
     _seen: int = 0  # calls of attention in this pass
 
-    def logits(self, one: Pass, rows: Tensor) -> Iterator[Tensor]:
+    def logits(self, plan_pass: Pass, rows: Tensor) -> Iterator[Tensor]:
         """Logits [R, V] in float32 after some of the pass's tokens, int64[..], a part of them at a
         time.
         """
-        hidden, head = self._hidden(one), self.model.get_output_embeddings()
+        hidden, head = self._hidden(plan_pass), self.model.get_output_embeddings()
         for part in rows.split(AT_ONCE):
             if (
                 type(head) is nn.Linear and head.bias is None
@@ -58,25 +58,25 @@ class Packed:
             else:
                 yield head(hidden[part]).float()
 
-    def _hidden(self, one: Pass) -> Tensor:
+    def _hidden(self, plan_pass: Pass) -> Tensor:
         device = self.model.device
-        alive = {id(piece) for piece in _chain(one.pieces)}
+        alive = {id(piece) for piece in _chain(plan_pass.pieces)}
         self.kept = {piece: held for piece, held in self.kept.items() if piece in alive}
-        self._pieces, self._seen = one.pieces, 0
-        self._parts = [_parts_of(piece, device) for piece in one.pieces]
+        self._pieces, self._seen = plan_pass.pieces, 0
+        self._parts = [_parts_of(piece, device) for piece in plan_pass.pieces]
         ids = torch.cat(
-            [torch.from_numpy(piece.tokens.astype("int64")) for piece in one.pieces]
+            [torch.from_numpy(piece.tokens.astype("int64")) for piece in plan_pass.pieces]
         ).to(device)
         places = torch.cat(
-            [torch.from_numpy(piece.start + piece.depth) for piece in one.pieces]
+            [torch.from_numpy(piece.start + piece.depth) for piece in plan_pass.pieces]
         ).to(device)
         with self._attention():
-            found = self.model.base_model(
+            output = self.model.base_model(
                 input_ids=ids[None], position_ids=places[None], use_cache=False
             )
         if not self._seen:
             raise Unsupported("its attention cannot be replaced")
-        hidden: Tensor = found[0][0]
+        hidden: Tensor = output[0][0]
         return hidden
 
     @contextmanager
@@ -98,12 +98,12 @@ class Packed:
         value: Tensor,
         mask: Any,
         *args: Any,
-        **told: Any,
+        **options: Any,
     ) -> tuple[Tensor, None]:
         """query [1, heads, N, channels], key and value [1, key heads, N, channels] -> [1, N, heads,
         channels].
         """
-        beyond = [name for name in BEYOND if told.get(name) is not None]
+        beyond = [name for name in BEYOND if options.get(name) is not None]
         if beyond or mask is not None or query.shape[2] != key.shape[2]:
             raise Unsupported(
                 f"its attention asks for {', '.join(beyond) or 'a mask or keys of its own'}"
@@ -119,7 +119,7 @@ class Packed:
                 own = query[0, :, row + part.begin : row + part.end]
                 parts.append(
                     _attention_of(
-                        own, part.of(keys), part.of(values), part.mask, told.get("scaling")
+                        own, part.of(keys), part.of(values), part.mask, options.get("scaling")
                     )
                 )
             row = rows.stop
@@ -169,15 +169,15 @@ class _Part:
 
     def of(self, all_keys: Tensor) -> Tensor:
         """The keys, or values, that it attends to."""
-        some = [all_keys[:, begin:end] for begin, end in self.ranges]
-        return some[0] if len(some) == 1 else torch.cat(some, dim=1)
+        slices = [all_keys[:, begin:end] for begin, end in self.ranges]
+        return slices[0] if len(slices) == 1 else torch.cat(slices, dim=1)
 
 
 def _parts_of(piece: Piece, device: torch.device) -> list[_Part]:
     """A piece cut where its branches part, as far as that saves more pairs of query and key that
     masks hide than it costs.
     """
-    found: list[_Part] = []
+    parts: list[_Part] = []
     waiting: list[tuple[int, int, tuple[tuple[int, int], ...]]] = [(0, len(piece.tokens), ())]
     while waiting:
         begin, end, above = waiting.pop()
@@ -194,13 +194,13 @@ def _parts_of(piece: Piece, device: torch.device) -> list[_Part]:
             - sum((b - a) * (shared + b - a) for a, b in children)
         )
         if len(children) < 2 or hidden <= len(children) * (CALL + COPY * shared):
-            found.append(_part(piece, begin, end, above, device))
+            parts.append(_part(piece, begin, end, above, device))
             continue
         if trunk > begin:
-            found.append(_part(piece, begin, trunk, above, device))
+            parts.append(_part(piece, begin, trunk, above, device))
             above = (*above, (begin, trunk))
         waiting.extend((a, b, above) for a, b in reversed(children))
-    return found
+    return parts
 
 
 def _part(
@@ -234,7 +234,7 @@ def _attention_of(
     heads, size, channels = query.shape
     groups = heads // keys.shape[0]
     if mask is None:
-        found = F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             query[None],
             keys[None],
             values[None],
@@ -242,12 +242,12 @@ def _attention_of(
             scale=scaling,
             enable_gqa=groups > 1,
         )
-        return found[0]
+        return output[0]
     folded = query.reshape(keys.shape[0], groups * size, channels)
-    found = F.scaled_dot_product_attention(
+    output = F.scaled_dot_product_attention(
         folded[None], keys[None], values[None], attn_mask=mask.repeat(groups, 1), scale=scaling
     )
-    return found[0].view(heads, size, values.shape[-1])
+    return output[0].view(heads, size, values.shape[-1])
 
 
 @dataclass(eq=False)
@@ -258,16 +258,16 @@ class Rows:
 
     model: PreTrainedModel
 
-    def logits(self, one: Pass, rows: Tensor) -> Iterator[Tensor]:
+    def logits(self, plan_pass: Pass, rows: Tensor) -> Iterator[Tensor]:
         """See `Packed.logits`."""
         device = self.model.device
         ids = nn.utils.rnn.pad_sequence(
-            [torch.from_numpy(piece.tokens.astype("int64")) for piece in one.pieces], True
+            [torch.from_numpy(piece.tokens.astype("int64")) for piece in plan_pass.pieces], True
         )
-        sizes = torch.tensor([len(piece.tokens) for piece in one.pieces])
+        sizes = torch.tensor([len(piece.tokens) for piece in plan_pass.pieces])
         there = torch.arange(ids.shape[1])[None] < sizes[:, None]
-        told = self.model(
+        output = self.model(
             input_ids=ids.to(device), attention_mask=there.long().to(device), use_cache=False
         )
         places = there.flatten().nonzero()[:, 0].to(device)
-        yield told.logits.flatten(0, 1)[places[rows]].float()
+        yield output.logits.flatten(0, 1)[places[rows]].float()

@@ -88,9 +88,9 @@ def ratio_difference(
     ratio = float(over.sum() / under.sum())
     residual = over - ratio * under
     error = math.sqrt(count / (count - 1) * float((residual**2).sum())) / float(under.sum())
-    found = _with_t(ratio, error, size, count, not over_N.any())
-    if found.error == 0 or count < ENOUGH:
-        return found
+    difference = _with_t(ratio, error, size, count, not over_N.any())
+    if difference.error == 0 or count < ENOUGH:
+        return difference
     interval = stats.bootstrap(
         (over, under),
         lambda a, b, axis=-1: a.sum(axis=axis) / b.sum(axis=axis),
@@ -101,7 +101,7 @@ def ratio_difference(
         method="BCa",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return replace(found, low=float(interval.low), high=float(interval.high))
+    return replace(difference, low=float(interval.low), high=float(interval.high))
 
 
 def _with_t(estimate: float, error: float, size: int, count: int, identical: bool) -> Difference:

@@ -110,18 +110,18 @@ def paired(base: Sequence[Evaluation], other: Sequence[Evaluation]) -> list[Pair
 
 
 def _by_key(side: Iterable[Evaluation]) -> dict[Key, Evaluation]:
-    found: dict[Key, Evaluation] = {}
+    by_key: dict[Key, Evaluation] = {}
     for evaluation in side:
         run, folder = evaluation.identity.run, evaluation.folder
         name = folder.parent.name if folder.name == "evaluation" else folder.name
         key = (0, name) if run is None else (run.seed, "")
-        if key in found:
+        if key in by_key:
             raise InputError(
-                f"{found[key].folder} and {folder}: both are {_shown(key)} of this side; take one"
+                f"{by_key[key].folder} and {folder}: both are {_shown(key)} of this side; take one"
                 " of them away"
             )
-        found[key] = evaluation
-    return found
+        by_key[key] = evaluation
+    return by_key
 
 
 def _shown(key: Key) -> str:
@@ -145,13 +145,13 @@ def require_matched(pairs: Sequence[Pair]) -> None:
     for side in zip(*pairs, strict=True):
         _require_seeds(side)
     for base, other in pairs:
-        one, two = base.identity.run, other.identity.run
-        if one is None or two is None:
+        base_run, other_run = base.identity.run, other.identity.run
+        if base_run is None or other_run is None:
             continue
         for name, wanted, given in (
-            ("run seed", one.seed, two.seed),
-            ("start of body and head", one.start_sha256[:12], two.start_sha256[:12]),
-            ("windows seen", one.windows_sha256[:12], two.windows_sha256[:12]),
+            ("run seed", base_run.seed, other_run.seed),
+            ("start of body and head", base_run.start_sha256[:12], other_run.start_sha256[:12]),
+            ("windows seen", base_run.windows_sha256[:12], other_run.windows_sha256[:12]),
         ):
             if wanted != given:
                 raise InputError(

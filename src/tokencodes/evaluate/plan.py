@@ -84,7 +84,7 @@ class Plan:
     @property
     def size(self) -> int:
         """Tokens computed in all."""
-        return sum(one.size for one in self.passes)
+        return sum(plan_pass.size for plan_pass in self.passes)
 
 
 @dataclass(eq=False)
@@ -105,13 +105,13 @@ class _Node:
 
 
 def make_plan(
-    asked: Sequence[tuple[Tokens, int]], batch: int, shared: bool = True
+    requests: Sequence[tuple[Tokens, int]], batch: int, shared: bool = True
 ) -> tuple[Plan, Ints]:
     """The plan, and the item of each request. asked: all tokens of each request, and how many at
     the end are scored. batch: tokens of a pass; a longer sequence is a pass alone. shared: False
     computes each sequence by itself.
     """
-    keys = [(tokens.astype(">u4").tobytes(), scored) for tokens, scored in asked]
+    keys = [(tokens.astype(">u4").tobytes(), scored) for tokens, scored in requests]
     order = {key: number for number, key in enumerate(sorted(set(keys)))}
     items = [(np.frombuffer(key, ">u4").astype(np.uint32), scored) for key, scored in order]
     digest = hashlib.sha256(f"{VERSION} {batch} {SAVED} {KEYS_A_TOKEN} {shared}".encode())
@@ -124,11 +124,14 @@ def make_plan(
     ends = (
         _tree(sequences)
         if shared
-        else [_Node(n, 0, len(one), total=len(one)) for n, one in enumerate(sequences)]
+        else [
+            _Node(n, 0, len(sequence), total=len(sequence)) for n, sequence in enumerate(sequences)
+        ]
     )
     pieces = list(_pieces(sequences, ends, batch))
     passes = _passes(pieces, batch, padded=not shared)
-    _ask(passes, items, [ends[numbers[tokens[:-1].astype(">u4").tobytes()]] for tokens, _ in items])
+    item_ends = [ends[numbers[tokens[:-1].astype(">u4").tobytes()]] for tokens, _ in items]
+    _assign_scored_tokens(passes, items, item_ends)
     plan = Plan(items, passes, batch, shared, digest.hexdigest())
     return plan, np.array([order[key] for key in keys], dtype=np.int64)
 
@@ -159,9 +162,9 @@ def _tree(sequences: list[Tokens]) -> list[_Node]:
     return ends
 
 
-def _common(one: Tokens, other: Tokens) -> int:
-    size = min(len(one), len(other))
-    differ = np.flatnonzero(one[:size] != other[:size])
+def _common(first: Tokens, second: Tokens) -> int:
+    size = min(len(first), len(second))
+    differ = np.flatnonzero(first[:size] != second[:size])
     return int(differ[0]) if len(differ) else size
 
 
@@ -169,9 +172,9 @@ def _walk(node: _Node) -> Iterator[_Node]:
     """A node, then everything below it."""
     waiting = [node]
     while waiting:
-        one = waiting.pop()
-        yield one
-        waiting.extend(reversed(one.children))
+        current = waiting.pop()
+        yield current
+        waiting.extend(reversed(current.children))
 
 
 def _pieces(sequences: list[Tokens], ends: list[_Node], batch: int) -> Iterator[Piece]:
@@ -246,38 +249,40 @@ def _passes(pieces: list[Piece], batch: int, padded: bool) -> list[Pass]:
     """Pieces in their order, as many to a pass as fit; a piece comes after the pass of the one that
     it continues. padded: each counts as long as the longest.
     """
-    found: list[list[Piece]] = []
+    groups: list[list[Piece]] = []
     size = longest = 0
     for piece in pieces:
-        waits = piece.continues is not None and piece.continues.number == len(found) - 1
+        waits = piece.continues is not None and piece.continues.number == len(groups) - 1
         longest = max(longest, len(piece.tokens))
-        grown = (len(found[-1]) + 1) * longest if found and padded else size + len(piece.tokens)
-        if not found or waits or grown > batch:
-            found.append([])
+        grown = (len(groups[-1]) + 1) * longest if groups and padded else size + len(piece.tokens)
+        if not groups or waits or grown > batch:
+            groups.append([])
             size, longest = 0, len(piece.tokens)
-        piece.number = len(found) - 1
-        found[-1].append(piece)
+        piece.number = len(groups) - 1
+        groups[-1].append(piece)
         size += len(piece.tokens)
     nothing = np.empty(0, dtype=np.int64)
-    return [Pass(some, nothing, nothing, nothing, nothing) for some in found]
+    return [Pass(group, nothing, nothing, nothing, nothing) for group in groups]
 
 
-def _ask(passes: list[Pass], items: list[tuple[Tokens, int]], ends: list[_Node]) -> None:
+def _assign_scored_tokens(
+    passes: list[Pass], items: list[tuple[Tokens, int]], ends: list[_Node]
+) -> None:
     """Notes in each pass what is asked for there."""
     first: dict[int, int] = {}  # id of a piece -> its first row in its pass
-    for one in passes:
+    for plan_pass in passes:
         row = 0
-        for piece in one.pieces:
+        for piece in plan_pass.pieces:
             first[id(piece)] = row
             row += len(piece.tokens)
-    found: list[list[tuple[int, int, int, int]]] = [[] for _ in passes]
+    rows_by_pass: list[list[tuple[int, int, int, int]]] = [[] for _ in passes]
     for number, ((tokens, scored), end) in enumerate(zip(items, ends, strict=True)):
         for place, (piece, offset) in zip(range(scored - 1, -1, -1), _upwards(end), strict=False):
             target = int(tokens[len(tokens) - scored + place])
-            found[piece.number].append((first[id(piece)] + offset, target, number, place))
-    for one, rows in zip(passes, found, strict=True):
+            rows_by_pass[piece.number].append((first[id(piece)] + offset, target, number, place))
+    for plan_pass, rows in zip(passes, rows_by_pass, strict=True):
         table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4)
-        one.rows, one.targets, one.items, one.places = (
+        plan_pass.rows, plan_pass.targets, plan_pass.items, plan_pass.places = (
             np.ascontiguousarray(column) for column in table.T
         )
 

@@ -66,10 +66,10 @@ class Request:
             (self.continuation, "to score"),
         ):
             if not len(tokens):
-                who = self.source
+                source = self.source
                 raise InputError(
-                    f"{who.task}, document {who.document}, part {who.part}: no token {purpose};"
-                    " leave it out"
+                    f"{source.task}, document {source.document}, part {source.part}: no token"
+                    f" {purpose}; leave it out"
                 )
 
     @property
@@ -99,7 +99,7 @@ def sha256(text: str) -> str:
 
 def pair_requests(
     pairs: Sequence[tuple[str, str]],
-    asked: Sequence[RequestSource],
+    sources: Sequence[RequestSource],
     texts: Texts,
     limit: int,
     prefix: int | None,
@@ -112,28 +112,33 @@ def pair_requests(
     ids = dict(zip(distinct, texts.encode(distinct), strict=True))
     hashes = {context: sha256(context) for context in distinct}
     whole = texts.encode([context + continuation for context, continuation in split])
-    found: list[Request] = []
+    requests: list[Request] = []
     empty: dict[str, list[str]] = {}  # by benchmark: continuations that give no token
     too_long: dict[str, list[tuple[int, str]]] = {}
-    for (context, continuation), (before, after), all_ids, who in zip(
-        pairs, split, whole, asked, strict=True
+    for (context, continuation), (before, after), all_ids, source in zip(
+        pairs, split, whole, sources, strict=True
     ):
         first, used, begin = ids[before], None, texts.begun(before)
         scored = all_ids[len(first) :]
         if len(first) == begin:  # the context has no token of its own
-            first, scored, used = _prefixed(all_ids[texts.begun(before + after) :], prefix, who)
+            first, scored, used = _prefixed(all_ids[texts.begun(before + after) :], prefix, source)
             begin = 0
-        benchmark, where = who.task.partition("/")[0], f"{who.task}, document {who.document}"
+        benchmark, where = (
+            source.task.partition("/")[0],
+            f"{source.task}, document {source.document}",
+        )
         if not len(scored):
-            empty.setdefault(benchmark, []).append(f"{where}, choice {who.part}: {continuation!r}")
+            empty.setdefault(benchmark, []).append(
+                f"{where}, choice {source.part}: {continuation!r}"
+            )
             continue
         if len(scored) > limit:
             too_long.setdefault(benchmark, []).append((len(scored), where))
             continue
         dropped = max(0, len(first) + len(scored) - (limit + 1))
-        found.append(
+        requests.append(
             Request(
-                who,
+                source,
                 first[dropped:] if dropped else first,
                 scored,
                 dropped,
@@ -153,14 +158,14 @@ def pair_requests(
         )
     if too_long:
         longest = [
-            f"{name}: {len(some)} of up to {max(some)[0]} tokens ({max(some)[1]})"
-            for name, some in too_long.items()
+            f"{name}: {len(lengths)} of up to {max(lengths)[0]} tokens ({max(lengths)[1]})"
+            for name, lengths in too_long.items()
         ]
         raise InputError(
             f"continuations longer than the {limit} tokens that the model reads,"
             f" {'; '.join(longest)}; leave out {', '.join(too_long)}"
         )
-    return found
+    return requests
 
 
 def _moved(context: str, continuation: str) -> tuple[str, str]:
@@ -169,15 +174,15 @@ def _moved(context: str, continuation: str) -> tuple[str, str]:
 
 
 def _prefixed(
-    scored: Tokens, prefix: int | None, who: RequestSource
+    scored: Tokens, prefix: int | None, source: RequestSource
 ) -> tuple[Tokens, Tokens, int | None]:
     """Context, scored tokens, and the prefix token where it was put before them. It stands for a
     context without tokens, unless the text begins with that very token.
     """
     if prefix is None:
         raise InputError(
-            f"{who.task}, document {who.document}: an empty context, and no prefix token; give"
-            " --prefix-token"
+            f"{source.task}, document {source.document}: an empty context, and no prefix token;"
+            " give --prefix-token"
         )
     if len(scored) and scored[0] == prefix:
         return scored[:1], scored[1:], None
@@ -186,7 +191,7 @@ def _prefixed(
 
 def rolling_requests(
     documents: Sequence[str],
-    asked: Sequence[RequestSource],
+    sources: Sequence[RequestSource],
     texts: Texts,
     limit: int,
     prefix: int | None,
@@ -200,23 +205,23 @@ def rolling_requests(
     it. Without a prefix (None) and without added tokens the first token of a document is read and
     not asked for.
     """
-    found = []
-    for text, whole, who in zip(documents, texts.encode(list(documents)), asked, strict=True):
+    requests = []
+    for text, whole, source in zip(documents, texts.encode(list(documents)), sources, strict=True):
         begin = texts.begun(text)
         opening, scored, used = _opened(whole, begin, prefix)
         if not len(scored):
             raise InputError(
-                f"{who.task}, document {who.document}: {text[:40]!r} gives no token to score; leave"
-                " it out"
+                f"{source.task}, document {source.document}: {text[:40]!r} gives no token to score;"
+                " leave it out"
             )
         lost, first = texts.lost(text, whole), hashlib.sha256(b"").hexdigest()
         for number, (context, part) in enumerate(windows(opening, scored, limit)):
-            who_here = RequestSource(who.task, who.document, number, ROLLING)
+            window_source = RequestSource(source.task, source.document, number, ROLLING)
             hashed = hashlib.sha256(part.astype("<u4").tobytes()).hexdigest()
             here = (lost, used) if number == 0 else (0, None)
-            found.append(
+            requests.append(
                 Request(
-                    who_here,
+                    window_source,
                     context,
                     part,
                     0,
@@ -227,7 +232,7 @@ def rolling_requests(
                     begin if number == 0 else 0,
                 )
             )
-    return found
+    return requests
 
 
 def _opened(whole: Tokens, begin: int, prefix: int | None) -> tuple[Tokens, Tokens, int | None]:
@@ -254,9 +259,9 @@ def windows(opening: Tokens, ids: Tokens, limit: int) -> list[tuple[Tokens, Toke
     """
     whole = np.concatenate([opening[-limit:], ids])
     start, end = len(whole) - len(ids), min(len(whole), limit + 1)
-    found = [(whole[:start], whole[start:end])]
+    pairs = [(whole[:start], whole[start:end])]
     while end < len(whole):
         start, end = end, min(len(whole), end + limit)
         # A full window: as many tokens before the scored ones as fit, at least one.
-        found.append((whole[end - limit - 1 : start], whole[start:end]))
-    return found
+        pairs.append((whole[end - limit - 1 : start], whole[start:end]))
+    return pairs

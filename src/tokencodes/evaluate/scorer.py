@@ -86,33 +86,39 @@ class Scorer:
         was not scored.
         """
         plan, item_of = make_plan(
-            [(one.tokens, one.scored) for one in requests], self.batch_tokens, self.shared
+            [(request.tokens, request.scored) for request in requests],
+            self.batch_tokens,
+            self.shared,
         )
 
         def fail(item: int, what: str) -> CheckFailed:
-            who = requests[int(np.flatnonzero(item_of == item)[0])].source
-            return CheckFailed(f"{who.task}, document {who.document}, part {who.part}: {what}")
+            source = requests[int(np.flatnonzero(item_of == item)[0])].source
+            return CheckFailed(
+                f"{source.task}, document {source.document}, part {source.part}: {what}"
+            )
 
         log_probs = [np.full(scored, np.nan, dtype=np.float32) for _, scored in plan.items]
         greedy = np.ones(len(plan.items), dtype=bool)
         name, sizes = (
             f"{self._kind[:16]}-{plan.sha256[:16]}",
-            [len(one.items) for one in plan.passes],
+            [len(plan_pass.items) for plan_pass in plan.passes],
         )
         with Journal(self.journal, name, self.batch_tokens, sizes) as journal:
-            for number, (found, best) in enumerate(
+            for number, (pass_log_probs, best) in enumerate(
                 self._passes(plan, journal, np.bincount(item_of))
             ):
-                one = plan.passes[number]
-                if not np.isfinite(found).all():
+                plan_pass = plan.passes[number]
+                if not np.isfinite(pass_log_probs).all():
                     raise fail(
-                        self._culprit(plan, one.items[~np.isfinite(found)]),
+                        self._culprit(plan, plan_pass.items[~np.isfinite(pass_log_probs)]),
                         "a log-probability is not finite; this model's logits are NaN or infinite"
                         " there, so no score of it can be believed",
                     )
-                for item, place, value in zip(one.items, one.places, found, strict=True):
+                for item, place, value in zip(
+                    plan_pass.items, plan_pass.places, pass_log_probs, strict=True
+                ):
                     log_probs[item][place] = value
-                np.logical_and.at(greedy, one.items, best)
+                np.logical_and.at(greedy, plan_pass.items, best)
         for item, values in enumerate(log_probs):
             if np.isnan(values).any():
                 raise fail(
@@ -121,26 +127,28 @@ class Scorer:
                 )
         return [Score(log_probs[item], bool(greedy[item])) for item in item_of]
 
-    def _passes(self, plan: Plan, journal: Journal, askers: NDArray[np.int64]) -> Iterator[Answer]:
+    def _passes(
+        self, plan: Plan, journal: Journal, request_counts: NDArray[np.int64]
+    ) -> Iterator[Answer]:
         """Log-probabilities and whether they are the best, float32[A] and bool[A], of each pass:
         noted ones, or computed.
         """
         needed = _needed(plan, journal.done)
         forward = Packed(self.model) if self.shared else Rows(self.model)
-        finished = _finished(plan, askers)
+        finished = _finished(plan, request_counts)
         began, computed, ahead = (
             time.monotonic(),
             0,
             sum(plan.passes[number].size for number in needed),
         )
         answered, done, of = 0, 0, int(finished.sum())
-        for number, one in enumerate(plan.passes):
+        for number, plan_pass in enumerate(plan.passes):
             done += int(finished[number])
             if number not in needed:
                 yield journal.done[number]
                 continue
-            answer = self._answers(forward, one)
-            computed, self.computed = computed + one.size, self.computed + one.size
+            answer = self._answers(forward, plan_pass)
+            computed, self.computed = computed + plan_pass.size, self.computed + plan_pass.size
             if number not in journal.done:
                 answered += int(finished[number])
                 if np.isfinite(answer[0]).all():
@@ -150,21 +158,21 @@ class Scorer:
             yield journal.done.get(number, answer)
 
     @torch.no_grad()
-    def _answers(self, forward: Packed | Rows, one: Pass) -> Answer:
+    def _answers(self, forward: Packed | Rows, plan_pass: Pass) -> Answer:
         """CheckFailed if the model gave no logits for a row that is asked for."""
-        rows, place = np.unique(one.rows, return_inverse=True)
+        rows, place = np.unique(plan_pass.rows, return_inverse=True)
         device = self.model.device
         log_probs, best = (
             np.full(len(place), np.nan, dtype=np.float32),
             np.zeros(len(place), dtype=bool),
         )
         begin = 0
-        for logits_RV in forward.logits(one, torch.from_numpy(rows).to(device)):
+        for logits_RV in forward.logits(plan_pass, torch.from_numpy(rows).to(device)):
             here = np.flatnonzero((place >= begin) & (place < begin + len(logits_RV)))
             row = torch.from_numpy(place[here] - begin).to(device)
-            target = torch.from_numpy(one.targets[here]).to(device)
+            target = torch.from_numpy(plan_pass.targets[here]).to(device)
             log_probs[here], best[here] = (
-                found.cpu().numpy() for found in _judge(logits_RV, row, target)
+                tensor.cpu().numpy() for tensor in _judge(logits_RV, row, target)
             )
             begin += len(logits_RV)
         if begin != len(rows):
@@ -194,18 +202,18 @@ class Scorer:
         vocab = int(self.model.config.get_text_config().vocab_size)
         trunk = np.arange(7, 40) % vocab
         tails = ([1, 2, 3], [1, 2, 4, 5], [2, 6], [3, 9, 10, 11, 12], [4, 1], [5, 1, 1])
-        asked = [
+        sequences = [
             (np.concatenate([trunk, np.array(tail) % vocab]).astype(np.uint32), 1) for tail in tails
         ]
-        plan, _ = make_plan(asked, 32)  # too few for all, so that the trunk is kept
+        plan, _ = make_plan(sequences, 32)  # too few for all, so that the trunk is kept
         worst, packed = 0.0, Packed(self.model)
         try:
             with torch.no_grad():
-                for one in plan.passes:
-                    rows = torch.from_numpy(one.rows).to(self.model.device)
+                for plan_pass in plan.passes:
+                    rows = torch.from_numpy(plan_pass.rows).to(self.model.device)
                     for item, logits_V in zip(
-                        one.items,
-                        [row for part in packed.logits(one, rows) for row in part],
+                        plan_pass.items,
+                        [row for part in packed.logits(plan_pass, rows) for row in part],
                         strict=True,
                     ):
                         ids = torch.from_numpy(plan.items[item][0][:-1].astype("int64"))[None].to(
@@ -242,8 +250,10 @@ class Scorer:
                     False,
                 )
                 with torch.no_grad():
-                    for one in plan.passes:
-                        self._answers(Packed(self.model) if self.shared else Rows(self.model), one)
+                    for plan_pass in plan.passes:
+                        self._answers(
+                            Packed(self.model) if self.shared else Rows(self.model), plan_pass
+                        )
                 return batch
             except torch.cuda.OutOfMemoryError:
                 torch.cuda.empty_cache()
@@ -277,9 +287,9 @@ def _needed(plan: Plan, done: dict[int, Any]) -> set[int]:
     return needed
 
 
-def _finished(plan: Plan, askers: NDArray[np.int64]) -> NDArray[np.int64]:
+def _finished(plan: Plan, request_counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many requests get the last of their answer in each pass."""
     last = np.zeros(len(plan.items), dtype=np.int64)
-    for number, one in enumerate(plan.passes):
-        last[one.items] = number
-    return np.bincount(last, weights=askers, minlength=len(plan.passes)).astype(np.int64)
+    for number, plan_pass in enumerate(plan.passes):
+        last[plan_pass.items] = number
+    return np.bincount(last, weights=request_counts, minlength=len(plan.passes)).astype(np.int64)

@@ -97,10 +97,14 @@ def check(
         )
         wanted = torch.tensor(ids[-scored:], device=model.device)
         own = torch.log_softmax(logits, -1)[torch.arange(scored), wanted].cpu().tolist()
-        differences = [abs(one - other) for one, other in zip(own, claim.log_probs, strict=True)]
+        differences = [
+            abs(value - claimed) for value, claimed in zip(own, claim.log_probs, strict=True)
+        ]
         apart = max(differences)
-        if not all(one <= allowed for one in differences):  # NaN is not
-            apart = next((one for one in differences if math.isnan(one)), apart)
+        if not all(difference <= allowed for difference in differences):  # NaN is not
+            apart = next(
+                (difference for difference in differences if math.isnan(difference)), apart
+            )
             raise CheckFailed(
                 f"{where}: a second, independent scorer differs by {apart:.3g} nats at a token"
                 f" (allowed: {allowed:g}); no score of this evaluation can be believed"

@@ -26,10 +26,12 @@ def of_truncation(documents: Records) -> dict[str, Any] | None:
     """Accuracy as it is, of documents that were read whole, and its bounds: every truncated one
     wrong, every one right.
     """
-    if not any(one["truncated"] for one in documents):
+    if not any(document["truncated"] for document in documents):
         return None
     right = [
-        (one["metrics"]["acc"], one["truncated"]) for one in documents if "acc" in one["metrics"]
+        (document["metrics"]["acc"], document["truncated"])
+        for document in documents
+        if "acc" in document["metrics"]
     ]
     whole = [value for value, truncated in right if not truncated]
     cut = len(right) - len(whole)
@@ -48,8 +50,8 @@ def of_averages(documents: Records) -> dict[str, Any] | None:
     much as a large one.
     """
     by_task: defaultdict[str, list[float]] = defaultdict(list)
-    for one in documents:
-        by_task[one["task"]].append(one["metrics"].get("acc", math.nan))
+    for document in documents:
+        by_task[document["task"]].append(document["metrics"].get("acc", math.nan))
     if len(by_task) < 2:
         return None
     return {
@@ -63,10 +65,12 @@ def of_letters(documents: Records) -> dict[str, Any]:
     """How often each letter was taken and was right, and what always answering with one letter
     would reach.
     """
-    size = max(one["choices"] for one in documents)
+    size = max(document["choices"] for document in documents)
     taken, gold = (
         Counter(values)
-        for values in zip(*((one["taken"]["none"], one["gold"]) for one in documents), strict=True)
+        for values in zip(
+            *((document["taken"]["none"], document["gold"]) for document in documents), strict=True
+        )
     )
     share = {chr(65 + letter): gold[letter] / len(documents) for letter in range(size)}
     return {
@@ -74,7 +78,9 @@ def of_letters(documents: Records) -> dict[str, Any]:
         "right": {chr(65 + letter): gold[letter] for letter in range(size)},
         "constant": share,
         "best_constant": max(share.values()),
-        "accuracy": _mean([float(one["taken"]["none"] == one["gold"]) for one in documents]),
+        "accuracy": _mean(
+            [float(document["taken"]["none"] == document["gold"]) for document in documents]
+        ),
     }
 
 
@@ -83,7 +89,7 @@ def of_norms(documents: Records) -> dict[str, float]:
     tokens of the choice.
     """
     return {
-        norm: _mean([float(one["taken"][norm] == one["gold"]) for one in documents])
+        norm: _mean([float(document["taken"][norm] == document["gold"]) for document in documents])
         for norm in NORMS
     }
 
@@ -95,24 +101,30 @@ def other_prefixes(
     rolling documents the first tokens. Without a prefix, the first token is read and not asked for;
     a request of one token is left out.
     """
-    first = [one for one in requests if one.prefix is not None]
-    found: dict[int | None, list[Request]] = {}
+    first = [request for request in requests if request.prefix is not None]
+    by_prefix: dict[int | None, list[Request]] = {}
     for prefix in prefixes:
-        some = []
-        for one in first:
-            scored = one.continuation[:FIRST] if one.source.kind == ROLLING else one.continuation
+        replaced = []
+        for request in first:
+            scored = (
+                request.continuation[:FIRST]
+                if request.source.kind == ROLLING
+                else request.continuation
+            )
             # what the tokenizer added after the prefix is not scored either
-            bare = np.concatenate([one.context[1:], scored])
+            bare = np.concatenate([request.context[1:], scored])
             if prefix is not None:
-                context = np.concatenate([np.array([prefix], np.uint32), one.context[1:]])
-                some.append(replace(one, context=context, continuation=scored, prefix=prefix))
-            elif len(bare) > 1:
-                read = max(1, len(one.context) - 1)
-                some.append(
-                    replace(one, context=bare[:read], continuation=bare[read:], prefix=None)
+                context = np.concatenate([np.array([prefix], np.uint32), request.context[1:]])
+                replaced.append(
+                    replace(request, context=context, continuation=scored, prefix=prefix)
                 )
-        found[prefix] = some
-    return found
+            elif len(bare) > 1:
+                read = max(1, len(request.context) - 1)
+                replaced.append(
+                    replace(request, context=bare[:read], continuation=bare[read:], prefix=None)
+                )
+        by_prefix[prefix] = replaced
+    return by_prefix
 
 
 def of_prefix(
@@ -122,44 +134,49 @@ def of_prefix(
     after it, and the mean over the first tokens of each text, after the default prefix and after
     the others.
     """
-    default = [(one, score.log_probs[:FIRST]) for one, score in answered if one.prefix is not None]
+    default = [
+        (request, score.log_probs[:FIRST])
+        for request, score in answered
+        if request.prefix is not None
+    ]
     if not default:
         return []
-    told = [_prefix_row(name, of, "default") for name, of in _by_benchmark(default)]
-    for prefix, requests in other_prefixes([one for one, _ in default], prefixes).items():
-        some = [
-            (one, score.log_probs) for one, score in zip(requests, scores(requests), strict=True)
+    rows = [_prefix_row(name, of, "default") for name, of in _by_benchmark(default)]
+    for prefix, requests in other_prefixes([request for request, _ in default], prefixes).items():
+        answers = [
+            (request, score.log_probs)
+            for request, score in zip(requests, scores(requests), strict=True)
         ]
-        told += [
+        rows += [
             _prefix_row(name, of, "none" if prefix is None else "other")
-            for name, of in _by_benchmark(some)
+            for name, of in _by_benchmark(answers)
         ]
-    return told
+    return rows
 
 
 def _by_benchmark(
-    some: Sequence[tuple[Request, Any]],
+    answers: Sequence[tuple[Request, Any]],
 ) -> list[tuple[str, list[tuple[Request, Any]]]]:
-    found: defaultdict[str, list[tuple[Request, Any]]] = defaultdict(list)
-    for request, values in some:
-        found[request.source.task.partition("/")[0]].append((request, values))
-    return sorted(found.items())
+    by_benchmark: defaultdict[str, list[tuple[Request, Any]]] = defaultdict(list)
+    for request, values in answers:
+        by_benchmark[request.source.task.partition("/")[0]].append((request, values))
+    return sorted(by_benchmark.items())
 
 
-def _prefix_row(name: str, some: Sequence[tuple[Request, Any]], which: str) -> dict[str, Any]:
+def _prefix_row(name: str, answers: Sequence[tuple[Request, Any]], which: str) -> dict[str, Any]:
     """first_token: of a text, which without a prefix is not asked for. rest: the second to the last
     of the first tokens.
     """
-    prefix = some[0][0].prefix
+    prefix = answers[0][0].prefix
     bare = prefix is None
     return {
         "benchmark": name,
         "which": which,
         "prefix": prefix,
-        "texts": len(some),
-        "first_token": None if bare else -_mean([float(values[0]) for _, values in some]),
+        "texts": len(answers),
+        "first_token": None if bare else -_mean([float(values[0]) for _, values in answers]),
         "rest": -_mean(
-            [float(value) for _, values in some for value in (values if bare else values[1:])]
+            [float(value) for _, values in answers for value in (values if bare else values[1:])]
         ),
     }
 

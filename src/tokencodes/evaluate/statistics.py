@@ -68,28 +68,28 @@ def sentence(pair: PairedDifference, same_recipe: bool = True, unit: str = "nats
     """What this many seeds allow to be said of one pair, and no more."""
     count = len(pair.seeds)
     direction = "above" if pair.mean > 0 else "below"
-    told = f"{pair.arm}: mean held-out loss {abs(pair.mean):.3f} {unit} {direction} {pair.baseline}"
+    text = f"{pair.arm}: mean held-out loss {abs(pair.mean):.3f} {unit} {direction} {pair.baseline}"
     if pair.low is None or pair.high is None:
         return (
-            f"{told} in one run each. One seed shows that these two runs differ, not that the"
+            f"{text} in one run each. One seed shows that these two runs differ, not that the"
             " interfaces do."
         )
     same = sum(difference * pair.mean > 0 for difference in pair.differences)
-    told += (
+    text += (
         f" (95 % t interval {pair.low:+.3f} to {pair.high:+.3f}, {count} paired run seeds, same"
         f" sign in {same})"
     )
     if pair.excludes_zero:
         if not same_recipe:
             return (
-                f"{told}. The two arms differ by more than run seeds explain, in recipe as in"
+                f"{text}. The two arms differ by more than run seeds explain, in recipe as in"
                 " interface: it may be either."
             )
         return (
-            f"{told}. Under this recipe, text and code seed the two interfaces differ by more than"
+            f"{text}. Under this recipe, text and code seed the two interfaces differ by more than"
             " run seeds explain."
         )
     return (
-        f"{told}. The interval contains zero: {count} run seeds do not tell the two interfaces"
+        f"{text}. The interval contains zero: {count} run seeds do not tell the two interfaces"
         " apart."
     )

@@ -71,10 +71,10 @@ def find_subject(place: str, tokenizer: str | None) -> Subject:
         raise InputError(f"{place}: no tokenizer.json there; name one by --tokenizer")
     texts = open_texts(named)
     file = there / "tokenizer.json" if there is not None and there.is_dir() else there
-    found = file_sha256(file) if file is not None else wanted
-    if wanted is not None and found != wanted:
+    actual = file_sha256(file) if file is not None else wanted
+    if wanted is not None and actual != wanted:
         raise InputError(
-            f"{file}: SHA-256 {str(found)[:12]}, but {place} was trained with the tokenizer"
+            f"{file}: SHA-256 {str(actual)[:12]}, but {place} was trained with the tokenizer"
             f" {wanted[:12]}"
         )
     check_vocabulary(texts, config)
@@ -97,21 +97,21 @@ def load(subject: Subject, device: str, dtype: str) -> Evaluated:
     )
 
 
-def context_limit(config: PretrainedConfig, asked: int | None) -> int:
+def context_limit(config: PretrainedConfig, requested: int | None) -> int:
     """Tokens that a model may read at once: what was asked for, else what its configuration says,
     but no more than the paper's 2,048. InputError if neither does, or if more is asked for than the
     model was made for.
     """
-    told = getattr(config.get_text_config(), "max_position_embeddings", None) or getattr(
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None) or getattr(
         config, "n_positions", None
     )
-    if asked is None and told is None:
+    if requested is None and limit is None:
         raise InputError(
             "the model's configuration does not say how many tokens it reads; give --context"
         )
-    if asked is not None and told is not None and asked > told:
-        raise InputError(f"--context {asked}: this model reads {told} tokens at most")
-    return asked if asked is not None else min(int(told or 0), PAPER_CONTEXT)
+    if requested is not None and limit is not None and requested > limit:
+        raise InputError(f"--context {requested}: this model reads {limit} tokens at most")
+    return requested if requested is not None else min(int(limit or 0), PAPER_CONTEXT)
 
 
 def model_context_length(tokenizer: str) -> int:
@@ -165,7 +165,7 @@ def _held_out(origin: Origin | None) -> bool | None:
     if origin is None:
         return None
     data = origin.config.data
-    if not data.inputs or not all(one.startswith("embedded:") for one in data.inputs):
+    if not data.inputs or not all(source.startswith("embedded:") for source in data.inputs):
         return None
     return data.validation_fraction >= EMBEDDED_SHARE and data.split_seed == EMBEDDED_SEED
 
@@ -181,9 +181,9 @@ def check_vocabulary(texts: Texts, config: PretrainedConfig) -> None:
 
 
 def _foreign(place: str) -> PreTrainedModel:
-    found: PreTrainedModel
+    model: PreTrainedModel
     with loading(place, NAME_A_MODEL):
-        found, info = AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             place, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
     absent = sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])])
@@ -192,7 +192,7 @@ def _foreign(place: str) -> PreTrainedModel:
             f"{place}: {len(absent)} weights are not in its files ({', '.join(absent[:3])}); take a"
             " complete copy"
         )
-    return found
+    return model
 
 
 def _device(name: str) -> torch.device:

@@ -171,7 +171,7 @@ SUITES: dict[str, tuple[Benchmark, ...]] = {
     "cloze": (MMLU_CLOZE, COMMONSENSE_CLOZE),
     "embedded": (EMBEDDED,),
 }
-BENCHMARKS = {one.name: one for suite in SUITES.values() for one in suite}
+BENCHMARKS = {benchmark.name: benchmark for suite in SUITES.values() for benchmark in suite}
 
 # SHA-256 of each file's lines, uncompressed: what is scored is bound to it.
 SHA256 = {
@@ -196,13 +196,13 @@ EMBEDDED_SEED, EMBEDDED_SHARE = 0, 0.02
 
 def benchmarks(suite: str) -> tuple[Benchmark, ...]:
     """Of suites and single benchmarks, joined by commas. InputError for a name that is none."""
-    found: dict[str, Benchmark] = {}
+    selected: dict[str, Benchmark] = {}
     for name in map(str.strip, suite.split(",")):
-        some = SUITES.get(name) or ((BENCHMARKS[name],) if name in BENCHMARKS else ())
-        if not some:
+        named = SUITES.get(name) or ((BENCHMARKS[name],) if name in BENCHMARKS else ())
+        if not named:
             raise InputError(
                 f"suite {name!r}: no such suite or benchmark;"
                 f" {nearest(name, {**SUITES, **BENCHMARKS})}"
             )
-        found |= {one.name: one for one in some}
-    return tuple(found.values())
+        selected |= {benchmark.name: benchmark for benchmark in named}
+    return tuple(selected.values())

@@ -41,19 +41,19 @@ class TaskOf:
     @property
     def documents(self) -> list[dict[str, Any]]:
         """The scored rows, as the task's prompts see them."""
-        found: list[dict[str, Any]] = list(self.task.eval_docs)
-        return found
+        rows: list[dict[str, Any]] = list(self.task.eval_docs)
+        return rows
 
 
 def lm_eval_folder() -> Path:
     """The folder of lm-eval's task files. InputError if the wanted release is not there."""
     try:
-        found = version("lm-eval")
+        installed = version("lm-eval")
     except PackageNotFoundError:
         raise InputError("evaluation needs lm-eval: pip install 'tokencodes[eval]'") from None
-    if found != LM_EVAL_VERSION:
+    if installed != LM_EVAL_VERSION:
         raise InputError(
-            f"lm-eval {found}: prompts are bound to {LM_EVAL_VERSION}; pip install"
+            f"lm-eval {installed}: prompts are bound to {LM_EVAL_VERSION}; pip install"
             f" 'lm-eval=={LM_EVAL_VERSION}'"
         )
     spec = find_spec("lm_eval")
@@ -82,19 +82,19 @@ def embedded_rows() -> list[dict[str, Any]]:
     """Documents of the embedded texts that are held out wherever the share of validation is 0.02 or
     more and its seed 0. work: the novel of a chapter, or the document itself.
     """
-    found = []
+    rows = []
     for path in sorted(Path(str(files("tokencodes") / "corpora")).glob("*.jsonl.gz")):
-        some = [
-            one
-            for one in read_documents(path)
-            if split_of(one, EMBEDDED_SEED, EMBEDDED_SHARE) == "validation"
+        held_out = [
+            document
+            for document in read_documents(path)
+            if split_of(document, EMBEDDED_SEED, EMBEDDED_SHARE) == "validation"
         ]
         corpus = path.name.partition(".")[0]
-        for one in some:
-            name = str(one.id)
+        for document in held_out:
+            name = str(document.id)
             work = name.rpartition("-")[0] if corpus == "austen" else name
-            found.append({"id": f"{corpus}/{name}", "work": work, "text": one.text})
-    return found
+            rows.append({"id": f"{corpus}/{name}", "work": work, "text": document.text})
+    return rows
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -112,10 +112,10 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
         data = gzip.decompress(place.read_bytes()) if place.suffix == ".gz" else place.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{place}: damaged ({error}); take a new copy") from None
-    found = hashlib.sha256(data).hexdigest()
-    if found != SHA256[name]:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != SHA256[name]:
         raise InputError(
-            f"{place}: its lines have SHA-256 {found}, not {SHA256[name]}: other rows than are"
+            f"{place}: its lines have SHA-256 {digest}, not {SHA256[name]}: other rows than are"
             " meant; take a new copy"
         )
     return [json.loads(line) for line in data.split(b"\n") if line]
@@ -126,7 +126,8 @@ def names_of(chosen: Sequence[Benchmark], data: Path | None) -> list[str]:
     them are not in it.
     """
     names = sorted(
-        {name for one in chosen for name in (one.rows, one.examples) if name} - {EMBEDDED.rows}
+        {name for benchmark in chosen for name in (benchmark.rows, benchmark.examples) if name}
+        - {EMBEDDED.rows}
     )
     if data is None:
         return names
@@ -138,8 +139,8 @@ def names_of(chosen: Sequence[Benchmark], data: Path | None) -> list[str]:
         if not any((data / f"{name}.{end}").is_file() for end in ("jsonl", "jsonl.gz"))
     ]
     if len(absent) > 1:  # of one, `read_rows` says more
-        told = ", ".join(f"{name}.jsonl.gz" for name in absent)
-        raise InputError(f"--data {data}: {len(absent)} files are not there: {told}")
+        listed = ", ".join(f"{name}.jsonl.gz" for name in absent)
+        raise InputError(f"--data {data}: {len(absent)} files are not there: {listed}")
     return names
 
 
@@ -165,18 +166,20 @@ def make_tasks(chosen: Sequence[Benchmark], data: Path | None) -> list[TaskOf]:
     folder = lm_eval_folder()
     names = names_of(chosen, data)
     read = {name: read_rows(data, name) for name in names} if data else {}
-    if any(one.rows == EMBEDDED.rows for one in chosen):
+    if any(benchmark.rows == EMBEDDED.rows for benchmark in chosen):
         read[EMBEDDED.rows] = embedded_rows()
-    found = []
-    for one in chosen:
-        for subject in subjects(folder) if one.by_subject else [None]:
-            name = f"{one.name}/{subject}" if subject else one.name
-            found.append(TaskOf(one, name, subject, _task(one, name, subject, folder, read)))
-    return found
+    tasks = []
+    for benchmark in chosen:
+        for subject in subjects(folder) if benchmark.by_subject else [None]:
+            name = f"{benchmark.name}/{subject}" if subject else benchmark.name
+            tasks.append(
+                TaskOf(benchmark, name, subject, _task(benchmark, name, subject, folder, read))
+            )
+    return tasks
 
 
 def _task(
-    one: Benchmark,
+    benchmark: Benchmark,
     name: str,
     subject: str | None,
     folder: Path,
@@ -186,14 +189,16 @@ def _task(
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    config = load_yaml(folder / one.recipe.format(subject=subject)) if one.recipe else {}
+    config = (
+        load_yaml(folder / benchmark.recipe.format(subject=subject)) if benchmark.recipe else {}
+    )
     config = {key: value for key, value in config.items() if key != "tag"}
-    config |= {"task": name, "num_fewshot": one.shots, **dict(one.changes)}
-    if one.rows in read:
-        kept = {"test_split" if one.split == "test" else "validation_split": one.split}
-        parts = {one.split: one.rows}
-        if one.examples:
-            kept["fewshot_split"], parts["dev"] = "dev", one.examples
+    config |= {"task": name, "num_fewshot": benchmark.shots, **dict(benchmark.changes)}
+    if benchmark.rows in read:
+        kept = {"test_split" if benchmark.split == "test" else "validation_split": benchmark.split}
+        parts = {benchmark.split: benchmark.rows}
+        if benchmark.examples:
+            kept["fewshot_split"], parts["dev"] = "dev", benchmark.examples
         config = {
             key: value
             for key, value in config.items()

@@ -35,18 +35,18 @@ class Texts:
         """What is put before each text. InputError where something is put behind it: that would be
         scored, or stand between.
         """
-        told = [
+        encoded = [
             (self.tokenizer.encode(text), self.tokenizer.encode(text, add_special_tokens=False))
             for text in ("a", "b c")
         ]
-        begins = [ids[: len(ids) - len(bare)] for ids, bare in told]
+        begins = [ids[: len(ids) - len(bare)] for ids, bare in encoded]
         if (
-            any(ids != begin + bare for (ids, bare), begin in zip(told, begins, strict=True))
+            any(ids != begin + bare for (ids, bare), begin in zip(encoded, begins, strict=True))
             or begins[0] != begins[1]
         ):
             raise InputError(
                 f"{self.tokenizer.name_or_path}: this tokenizer puts tokens behind each text"
-                f" ({told[0][0]} for 'a'); make one that does not (add_eos_token=False)"
+                f" ({encoded[0][0]} for 'a'); make one that does not (add_eos_token=False)"
             )
         return np.array(begins[0], dtype=np.uint32)
 
@@ -56,9 +56,9 @@ class Texts:
         else end of text.
         """
         for name in ("bos_token_id", "eos_token_id"):
-            found: int | None = getattr(self.tokenizer, name)
-            if found is not None:
-                return found
+            token: int | None = getattr(self.tokenizer, name)
+            if token is not None:
+                return token
         return self._file.tokenizer.token_to_id(END_OF_TEXT)
 
     def plain(self, text: str) -> Tokens:
@@ -111,9 +111,9 @@ class Texts:
 
     @cached_property
     def _special(self) -> NDArray[np.bool_]:
-        found = np.zeros(self.vocab_size, dtype=bool)
-        found[list(self._file.tokenizer.get_added_tokens_decoder())] = True
-        return found
+        special = np.zeros(self.vocab_size, dtype=bool)
+        special[list(self._file.tokenizer.get_added_tokens_decoder())] = True
+        return special
 
 
 def refuse_missing(place: str) -> None:
@@ -133,8 +133,8 @@ def located(place: str | Path) -> Path | None:
     path = Path(place)
     if not path.is_dir():
         return path if path.is_file() else None
-    found = checkpoint.tokenizer_of(path)
-    return found.parent if found and found.with_name("tokenizer_config.json").is_file() else found
+    file = checkpoint.tokenizer_of(path)
+    return file.parent if file and file.with_name("tokenizer_config.json").is_file() else file
 
 
 def open_texts(place: str | Path) -> Texts:
@@ -151,10 +151,10 @@ def open_texts(place: str | Path) -> Texts:
         except Exception as error:  # the library raises a bare Exception
             raise InputError(f"{path}: not a tokenizers file ({str(error)[:80]})") from None
     try:
-        found = AutoTokenizer.from_pretrained(str(place), trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(place), trust_remote_code=False)
     except Exception as error:  # each library has errors of its own for files that are damaged
         pass_on_interruption(error)
         raise InputError(f"{place}: no tokenizer there ({first_line(error, 120)})") from None
-    if not isinstance(found, PreTrainedTokenizerFast):
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{place}: its tokenizer has no tokenizer.json; save it as a fast one")
-    return Texts(found)
+    return Texts(tokenizer)

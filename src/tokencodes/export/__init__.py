@@ -1,8 +1,7 @@
-"""A trained model in other people's runtimes, and proof beside it that it is still the same
-function.
+"""Export of a trained model to other runtimes, with proof that it still computes the same function.
 
-`source` is what leaves, `expected` what it says on a few texts, `llama`, `gguf_file` and
-`onnx_graph` write it, `runtimes` open what was written, `agreement` compares, `card` says it in
-words, `export_model` puts them in order: an export that does not agree is deleted before anyone
-sees it.
+`source` reads the model. `expected` computes its outputs on a few texts. `llama`, `gguf_file` and
+`onnx_graph` write it. `runtimes` opens the written files. `agreement` compares the outputs. `card`
+writes the model card. `export_model` runs these in order. An export that does not agree is deleted
+before it becomes visible.
 """

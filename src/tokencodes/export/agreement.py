@@ -1,13 +1,13 @@
-"""Whether an exported model is still the same function: a runtime's answers against our own
-model's.
+"""Comparison of an exported model with our own model: whether a runtime still computes the same
+function.
 
-In float32 every logit must lie within the bound that rounding allows, of our model's and of the
-float64 reference's; where the runtime is transformers itself, bits must be equal. In lower
-precision nothing bounds a single logit, so the Kullback-Leibler divergence of the next token's
-distribution, ours from the runtime's, must stay below a declared one. Greedy continuations must be
-equal up to ties: steps at which our two best logits are closer than twice what the runtime's logits
-were seen to differ by, and than a declared width. After a tie the runtime goes on from our token,
-so every step is compared.
+In float32, every logit must lie within the rounding bound of our model's logit and of the float64
+reference's logit. If the runtime is transformers itself, the bits must be equal. In lower precision
+no bound holds for a single logit, so the Kullback-Leibler divergence of the next token's
+distribution, ours from the runtime's, must stay below a declared value. Greedy continuations must
+be equal except at ties. A tie is a step at which our two best logits are closer than twice the
+largest difference of the runtime's logits, and closer than a declared width. After a tie the
+runtime continues from our token, so every step is compared.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ LOOSE = 1e-4  # float32 logits in another runtime: the bound, or this where the 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What was found with one runtime. Numbers are None where it was not run."""
+    """The comparison with one runtime. Numbers are None if the runtime was not run."""
 
     runtime: str
     version: str | None
@@ -53,7 +53,7 @@ class Agreement:
     tokens: int | None = None
 
     def cells(self) -> list[str]:
-        """A row for people: runtime, version, result, logits apart, mean KL, greedy steps equal."""
+        """Returns a row: runtime, version, result, logits apart, mean KL, greedy steps equal."""
         if self.status != "agrees":
             return [self.runtime, "-", self.status, "-", "-", "-"]
         steps = ", ".join(
@@ -66,36 +66,43 @@ class Agreement:
 def compare(
     expected: Expected, opened: Callable[[], Runtime], name: str, weights: str, bitwise: bool
 ) -> Agreement:
-    """Opens a runtime and asks it. bitwise: whether its logits must be ours bit by bit."""
+    """Opens a runtime, runs it on the expected texts and returns the comparison. bitwise: whether
+    its logits must equal ours bit by bit.
+    """
     try:
         runtime = opened()
     except NotInstalled as error:
         return Agreement(name, None, "not run", str(error), weights)
     except Exception as error:
         pass_on_interruption(error)
-        told = f"does not open it ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
-        return Agreement(name, None, "differs", told, weights)
+        reason = (
+            f"does not open it ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+        )
+        return Agreement(name, None, "differs", reason, weights)
     try:
-        found = np.stack([runtime.logits(ids) for ids in expected.texts])
-        if found.shape != expected.logits.shape:
-            raise ValueError(f"logits {list(found.shape)}, not {list(expected.logits.shape)}")
-        judged = _Judged(expected, found, weights, bitwise)
+        logits = np.stack([runtime.logits(ids) for ids in expected.texts])
+        if logits.shape != expected.logits.shape:
+            raise ValueError(f"logits {list(logits.shape)}, not {list(expected.logits.shape)}")
+        judged = _Judged(expected, logits, weights, bitwise)
         continuations = zip(expected.prompts, expected.tokens, expected.leads, strict=True)
         greedy = (
-            [followed(runtime, *one, judged.tie) for one in continuations] if judged.finite else []
+            [followed(runtime, *continuation, judged.tie) for continuation in continuations]
+            if judged.finite
+            else []
         )
     except Exception as error:
         pass_on_interruption(error)
-        told = f"fails on it ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
-        return Agreement(name, runtime.version, "differs", told, weights)
+        reason = f"fails on it ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})"
+        return Agreement(name, runtime.version, "differs", reason, weights)
     return judged.agreement((name, runtime.version), greedy)
 
 
 @dataclass(frozen=True)
 class Followed:
-    """equal: steps at which the runtime's likeliest token is ours, given ours before it. ties: our
-    lead at each of the others. left: the first step at which it is another though ours leads by
-    more than a tie, where it ends; None: there is none.
+    """Result of a greedy comparison. equal: number of steps at which the runtime's most probable
+    token is ours, after our previous tokens. ties: our lead at each step that is a tie. left: the
+    first step at which the token differs and our lead is larger than a tie; the comparison ends
+    there. None: there is no such step.
     """
 
     equal: int
@@ -104,14 +111,14 @@ class Followed:
 
 
 class _Judged:
-    """A runtime's logits held against ours."""
+    """The comparison of a runtime's logits with ours."""
 
-    def __init__(self, expected: Expected, found: Logits, weights: str, bitwise: bool) -> None:
+    def __init__(self, expected: Expected, logits: Logits, weights: str, bitwise: bool) -> None:
         self.expected, self.weights, self.full = expected, weights, weights == "F32"
-        self.finite = bool(np.isfinite(found).all())
-        self.same = bool(np.array_equal(found, expected.logits))
-        self.apart = float(np.abs(found - expected.logits).max()) if self.finite else float("inf")
-        self.kl = divergence(expected.logits, found) if self.finite else np.array([np.inf])
+        self.finite = bool(np.isfinite(logits).all())
+        self.same = bool(np.array_equal(logits, expected.logits))
+        self.apart = float(np.abs(logits - expected.logits).max()) if self.finite else float("inf")
+        self.kl = divergence(expected.logits, logits) if self.finite else np.array([np.inf])
         self.bound = (
             KL_BOUND[weights] if not self.full else 0.0 if bitwise else max(expected.bound, LOOSE)
         )
@@ -125,16 +132,16 @@ class _Judged:
             yield f"logits differ by up to {self.apart:.1e}, bound {self.bound:.1e}"
         elif not self.full and not mean <= self.bound:
             yield f"the mean KL divergence is {mean:.1e} nats a token, bound {self.bound:.1e}"
-        for number, one in enumerate(greedy):
-            if one.left is not None:
-                lead = self.expected.leads[number][one.left]
+        for number, continuation in enumerate(greedy):
+            if continuation.left is not None:
+                lead = self.expected.leads[number][continuation.left]
                 yield (
-                    f"greedy continuation {number + 1} leaves ours at step {one.left + 1}, which"
-                    f" leads by {lead:.1e}"
+                    f"greedy continuation {number + 1} leaves ours at step"
+                    f" {continuation.left + 1}, which leads by {lead:.1e}"
                 )
 
     def agreement(self, who: tuple[str, str], greedy: list[Followed]) -> Agreement:
-        """greedy: of each continuation what `followed` gives."""
+        """Returns the result. greedy: the result of `followed` for each continuation."""
         wrong = list(self._wrong(greedy))
         return Agreement(
             *who,
@@ -147,8 +154,8 @@ class _Judged:
             float(self.kl.mean()) if self.finite else None,
             None if self.full else self.bound,
             float(self.kl.max()) if self.finite else None,
-            tuple(one.equal for one in greedy),
-            tuple(lead for one in greedy for lead in one.ties),
+            tuple(continuation.equal for continuation in greedy),
+            tuple(lead for continuation in greedy for lead in continuation.ties),
             self.expected.steps,
             len(self.expected.texts),
             self.expected.texts.size,
@@ -158,7 +165,7 @@ class _Judged:
 def followed(
     runtime: Runtime, prompt_T: Ids, ours: list[int], leads: list[float], tie: float
 ) -> Followed:
-    """Holds a runtime's greedy continuation against ours, step by step."""
+    """Compares a runtime's greedy continuation with ours, step by step."""
     equal, step, ties = 0, 0, list[float]()
     while step < len(ours):
         rest = runtime.greedy(
@@ -174,13 +181,15 @@ def followed(
     return Followed(equal, tuple(ties), None)
 
 
-def divergence(ours: Logits, theirs: Logits) -> np.ndarray:
-    """KL(ours || theirs) of each position, nats, float64[N, T]; one text at a time."""
-    found = []
-    for one, other in zip(ours, theirs, strict=True):
-        p, q = _log_softmax(one), _log_softmax(other)
-        found.append((np.exp(p) * (p - q)).sum(-1))
-    return np.maximum(np.stack(found), 0.0)  # rounding may leave -1e-17
+def divergence(reference: Logits, logits: Logits) -> np.ndarray:
+    """Returns KL(reference || logits) of each position in nats, float64[N, T]. It processes one
+    text at a time.
+    """
+    divergences = []
+    for reference_T, logits_T in zip(reference, logits, strict=True):
+        p, q = _log_softmax(reference_T), _log_softmax(logits_T)
+        divergences.append((np.exp(p) * (p - q)).sum(-1))
+    return np.maximum(np.stack(divergences), 0.0)  # rounding may leave -1e-17
 
 
 def _log_softmax(logits: Logits) -> np.ndarray:
@@ -188,9 +197,9 @@ def _log_softmax(logits: Logits) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def steps_equal(ours: list[int], theirs: list[int]) -> int:
-    """How many steps two continuations share from their start."""
+def steps_equal(ours: list[int], other: list[int]) -> int:
+    """Returns the number of equal steps at the start of two continuations."""
     return next(
-        (step for step, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]),
+        (step for step, pair in enumerate(zip(ours, other, strict=True)) if pair[0] != pair[1]),
         len(ours),
     )

@@ -1,5 +1,5 @@
-"""The model card: what is known of a model from its run's own records, and which programs were
-really tried.
+"""The model card. It shows facts from the records of the model's run, and the programs that really
+opened the export.
 """
 
 import shlex
@@ -79,7 +79,7 @@ class OpinionKeys(Known):
 
 
 class EvaluationKeys(Known):
-    """evaluation.json. results: by benchmark and metric; some values are no metrics."""
+    """evaluation.json. results: values by benchmark and key. Some keys are not metrics."""
 
     identity: IdentityKeys
     audit: tuple[AuditKeys, ...]
@@ -90,8 +90,8 @@ class EvaluationKeys(Known):
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What is known of a model: its name and shape; its run, study and evaluation where they lie
-    beside it.
+    """The facts about a model: its name and shape, and its run, study and evaluation if they are
+    stored beside it.
     """
 
     name: str
@@ -103,11 +103,11 @@ class CardFacts:
 
 
 def read_facts(source: Source) -> CardFacts:
-    """Reads what the run of a checkpoint has left. InputError if the evaluation of these very
-    weights is damaged.
+    """Returns the facts from the run of a checkpoint. Raises InputError if the evaluation of
+    exactly these weights is damaged.
     """
     config, place = source.model.config, source.place
-    trained = sum(one.numel() for one in source.model.parameters())
+    trained = sum(parameter.numel() for parameter in source.model.parameters())
     shape = (
         f"{trained:,} trained parameters: {config.num_hidden_layers} blocks of width"
         f" {config.hidden_size:,}, {config.num_attention_heads} heads, feed-forward"
@@ -151,22 +151,24 @@ def _zero() -> Any:
 
 
 def _evaluation_of(source: Source, file: Path) -> dict[str, Any] | None:
-    """What an evaluation beside a run says; None where there is none of these very weights."""
-    found = (
+    """Returns the evaluation beside a run, and None if there is none of exactly these weights."""
+    evaluation = (
         read_record(file, EvaluationKeys, "remove it, or evaluate anew") if file.is_file() else None
     )
-    if found is None or found.identity.weights_sha256 != checkpoint.weights_sha256(source.model):
+    if evaluation is None or evaluation.identity.weights_sha256 != checkpoint.weights_sha256(
+        source.model
+    ):
         return None
-    return _evaluation(found)
+    return _evaluation(evaluation)
 
 
 def _run(origin: Origin) -> dict[str, Any]:
     config, result = origin.config, origin.result
     assert result is not None
     optimizer, batch, data = config.optimizer, config.batch, config.data
-    several = data.inputs or tuple(one.dataset for one in data.mixture)
-    # no path: it travels
-    text = ", ".join(Path(one).name for one in ((data.dataset,) if data.dataset else several))
+    several = data.inputs or tuple(part.dataset for part in data.mixture)
+    # only the name: the card is published without the path
+    text = ", ".join(Path(path).name for path in ((data.dataset,) if data.dataset else several))
     recipe = (
         f"AdamW ({optimizer.beta1}, {optimizer.beta2}), learning rate {optimizer.peak_lr:g} to"
         f" {optimizer.min_lr:g} over {optimizer.schedule_steps:,} steps, of which"
@@ -193,23 +195,23 @@ def _score(value: float | None) -> str:
 
 
 def _study(origin: Origin) -> dict[str, Any] | None:
-    """The study that a run is of; None where the study.toml two folders above has no such run."""
+    """Returns the study of a run, and None if the study.toml two folders above has no such run."""
     file, run = origin.folder.parent.parent / "study.toml", origin.config
     if not file.is_file():
         return None
     try:
-        found = checked(read_toml(file), StudyKeys, str(file), "")
-    except InputError:  # of something else
+        study = checked(read_toml(file), StudyKeys, str(file), "")
+    except InputError:  # another kind of file
         return None
-    arm = found.arms.get(run.arm)
-    ours = arm is not None and arm.interface == run.interface and run.seed in found.study.seeds
-    return {"arms": list(found.arms), "seeds": list(found.study.seeds)} if ours else None
+    arm = study.arms.get(run.arm)
+    ours = arm is not None and arm.interface == run.interface and run.seed in study.study.seeds
+    return {"arms": list(study.arms), "seeds": list(study.study.seeds)} if ours else None
 
 
-def _evaluation(found: EvaluationKeys) -> dict[str, Any]:
-    """Its results beside its audit."""
-    who, audit, rows = found.identity, {one.name: one for one in found.audit}, []
-    for name, metrics in found.results.items():
+def _evaluation(evaluation: EvaluationKeys) -> dict[str, Any]:
+    """Returns the results of an evaluation together with its audit."""
+    who, audit, rows = evaluation.identity, {entry.name: entry for entry in evaluation.audit}, []
+    for name, metrics in evaluation.results.items():
         values = {key: value for key, value in metrics.items() if key not in NOT_METRICS}
         shown = ", ".join(
             f"{key} {OVERFLOW if value is None else f'{value:.4g}'}"
@@ -231,14 +233,14 @@ def _evaluation(found: EvaluationKeys) -> dict[str, Any]:
         drawn = f"At most {who.documents:,} documents of each benchmark, drawn by seed {who.seed}."
     return {
         "documents": drawn,
-        "unsure": "embedded" in found.results and who.embedded_held_out is not True,
-        "accuracies": any("acc" in metrics for metrics in found.results.values()),
+        "unsure": "embedded" in evaluation.results and who.embedded_held_out is not True,
+        "accuracies": any("acc" in metrics for metrics in evaluation.results.values()),
         "lm_eval_version": who.lm_eval_version,
         "context_length": f"{who.context_length:,}",
         "prefix": who.prefix,
-        "checked": found.second_opinion.checked,
-        "largest": f"{found.second_opinion.largest:.1e}",
-        "requests": found.requests_sha256,
+        "checked": evaluation.second_opinion.checked,
+        "largest": f"{evaluation.second_opinion.largest:.1e}",
+        "requests": evaluation.requests_sha256,
         "rows": rows,
     }
 
@@ -248,17 +250,17 @@ class _Markdown(str):
 
 
 def _literal(value: Any) -> str:
-    """What the template shows of a value: all but Markdown of ours is escaped."""
+    """Returns what the template prints for a value. All text is escaped except our own Markdown."""
     return value if isinstance(value, _Markdown) else markdown(str(value))
 
 
 def _word(name: str) -> str:
-    """A file's name as a word of a shell command, in a code block."""
+    """Returns the name of a file as a word of a shell command, in a code block."""
     return shlex.quote(printable(name))
 
 
 def write_card(facts: CardFacts, made: "Export", folder: Path) -> None:
-    """README.md of an export."""
+    """Writes README.md of an export."""
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_literal
     )
@@ -269,11 +271,11 @@ def write_card(facts: CardFacts, made: "Export", folder: Path) -> None:
     template = environment.from_string(
         (files("tokencodes.export") / "card.md.j2").read_text(encoding="utf-8")
     )
-    told = {
+    fields = {
         key: getattr(facts, key)
         for key in ("name", "shape", "run", "study", "evaluation", "limits")
     }
-    runtimes = [one.cells() for one in made.runtimes]
+    runtimes = [runtime.cells() for runtime in made.runtimes]
     file = next((path.name for path in folder.glob("*.gguf")), None)
     text = template.render(
         made=made,
@@ -281,6 +283,6 @@ def write_card(facts: CardFacts, made: "Export", folder: Path) -> None:
         version=tokencodes.__version__,
         unfreezes=UNFREEZES,
         runtimes=runtimes,
-        **told,
+        **fields,
     )
     write_text(folder / CARD, text.rstrip() + "\n")

@@ -1,8 +1,8 @@
-"""What our own model says, before it leaves memory: logits of a few texts, greedy continuations,
-and how exact float32 can be.
+"""The outputs of our own model, computed before it leaves memory: logits of a few texts, greedy
+continuations, and the rounding error of float32.
 
-The texts are ids drawn by a fixed seed, ids 0 and V-1 among them, and, where the checkpoint keeps
-its last step, windows that the model was trained on: what it is sure of, and what it is not.
+The texts are token ids from a fixed seed, with ids 0 and V-1 among them. If the checkpoint stores
+its last step, windows of that step are added. So the texts include known and unknown ones.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ TRAINED = 2  # windows of the last step
 
 @dataclass(frozen=True)
 class Expected:
-    """texts int64[N, T], their logits float32[N, T, V]; how far those lie from the float64
-    reference, and how far float32 may.
+    """texts int64[N, T] and their logits float32[N, T, V]; the distance of the logits from the
+    float64 reference, and the bound of that distance in float32.
 
-    prompts int64[P, t]; tokens[p][s]: the likeliest continuation; leads[p][s]: its logit less the
-    next one's.
+    prompts int64[P, t]. tokens[p][s]: the most probable continuation. leads[p][s]: its logit minus
+    the next logit.
     """
 
     texts: Ids
@@ -42,24 +42,24 @@ class Expected:
 
     @property
     def steps(self) -> int:
-        """Tokens of each continuation."""
+        """Number of tokens of each continuation."""
         return len(self.tokens[0])
 
     @property
     def longest(self) -> int:
-        """Tokens that a runtime must hold at once."""
+        """Number of tokens that a runtime must hold at once."""
         return max(self.texts.shape[1], self.prompts.shape[1] + self.steps)
 
 
 def expect(model: TokenCodeForCausalLM, place: Path) -> Expected:
-    """Asks the model of a checkpoint, in float32 on the CPU."""
+    """Returns the outputs of a checkpoint's model, in float32 on the CPU."""
     runtime, texts = Transformers(model), _texts(model, place)
     logits = np.stack([runtime.logits(ids) for ids in texts])
     weights, shape = weights_of(model), shape_of(model)
     apart = largest = 0.0
-    for ids, found in zip(texts, logits, strict=True):
+    for ids, text_logits in zip(texts, logits, strict=True):
         exact = reference.forward(weights, shape, ids)
-        apart = float(np.maximum(apart, np.abs(found - exact).max()))  # NaN stays NaN
+        apart = float(np.maximum(apart, np.abs(text_logits - exact).max()))  # NaN stays NaN
         largest = float(np.maximum(largest, np.abs(exact).max()))
     context = model.config.max_position_embeddings
     prompts = texts[[1, -1], : min(PROMPT, context // 2)]
@@ -82,6 +82,6 @@ def _texts(model: TokenCodeForCausalLM, place: Path) -> Ids:
     if replay is None:
         return drawn
     rows = replay.ids[:, : drawn.shape[1]]
-    # a packed window ends early, and holds no token from there on
+    # a packed window may end early, with no tokens after its end
     trained = rows[(rows >= 0).all(1)][:TRAINED]
     return np.concatenate([drawn, trained]) if trained.shape[1] == drawn.shape[1] else drawn

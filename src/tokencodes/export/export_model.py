@@ -1,7 +1,8 @@
-"""`export`: ask our own model, write, let it go, open what was written in the runtimes that it is
-for, compare, and only then show it.
+"""`export`: runs our own model, writes the export, frees the model, opens the written files in
+their runtimes and compares the outputs. Only then does the folder appear.
 
-Our model and the runtime's are never in memory together: what ours says is kept as numbers.
+Our model and the runtime's model are never in memory together. The outputs of our model are kept as
+numbers.
 """
 
 from collections.abc import Callable
@@ -25,21 +26,23 @@ TYPES = {"llama": ("F32", "BF16", "F16"), "gguf": ("F32", "F16", "BF16", "Q8_0")
 BITS = {"F32": 32, "F16": 16, "BF16": 16, "Q8_0": 8.5}
 NEEDS = {"llama": (), "gguf": ("gguf", "accelerate"), "onnx": ("onnx", "onnxruntime")}
 KIND = "tokencodes-export"
-# What opens a format: name of the runtime, and whether its float32 logits must be ours bit by bit.
+# The runtimes of a format: name, and whether float32 logits must equal ours bit by bit.
 Opening = tuple[Callable[[], Runtime], str, bool]
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was made: certificate.json. reference_difference: of our own float32 logits from the
-    float64 reference.
+    """The facts of an export, in certificate.json. reference_difference: the distance of our own
+    float32 logits from the float64 reference.
     """
 
     name: str
-    checkpoint: str  # the step's folder, or the model's; no path, because it travels
+    checkpoint: (
+        str  # name of the step's or model's folder; the export is published without the path
+    )
     format: str
     weights: str
-    input_table: str  # the type that it is stored in; "code" where the code itself is
+    input_table: str  # the stored type of the table; "code" if the code itself is stored
     frozen_input: bool
     interface: dict[str, Any]
     reference_difference: float
@@ -48,15 +51,17 @@ class Export:
     runtimes: tuple[Agreement, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Returns the facts as one JSON object."""
         return {"tokencodes": tokencodes.__version__, **asdict(self)}
 
 
 def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = False) -> Export:
-    """Exports a checkpoint into the folder `out`, which appears when all is well.
+    """Exports a checkpoint into the folder `out`, which appears only after all checks. Returns the
+    facts.
 
-    to: llama, gguf, onnx. weights: the type of the matrices. InputError: unusable input.
-    CheckFailed: what was written is not the same function in a runtime that is here; it is deleted.
+    to: llama, gguf, onnx. weights: the type of the matrices. Raises InputError if the input is
+    unusable. Raises CheckFailed if the written model is not the same function in an installed
+    runtime; the export is then deleted.
     """
     to, weights = check_export_options(to, weights, out, force)
     if place.resolve().is_relative_to(out.resolve()):
@@ -83,15 +88,15 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
         )
         del source  # two models at once would take twice the memory
         openings = _openings(to, weights, folder, file, expected.longest, exact)
-        found = tuple(
+        agreements = tuple(
             compare(expected, opened, runtime, weights, bitwise)
             for opened, runtime, bitwise in openings
         )
-        for one in found:
-            if one.status == "differs":
+        for agreement in agreements:
+            if agreement.status == "differs":
                 raise CheckFailed(
-                    f"{out}: not made, because {one.runtime} does not agree with our model:"
-                    f" {one.detail}"
+                    f"{out}: not made, because {agreement.runtime} does not agree with our model:"
+                    f" {agreement.detail}"
                 )
         made = Export(
             name,
@@ -104,7 +109,7 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
             expected.from_reference,
             expected.bound,
             tokenizer,
-            found,
+            agreements,
         )
         write_card(facts, made, folder)
         write_certificate(folder, KIND, made.as_json())
@@ -112,8 +117,8 @@ def export(place: Path, to: str, out: Path, weights: str = "F32", force: bool = 
 
 
 def check_export_options(to: str, weights: str, out: Path, force: bool) -> tuple[str, str]:
-    """Format and type as they are written here. InputError for what cannot be made, or may not be
-    made there; said before a model is fetched or read.
+    """Returns the format and the type in their standard spelling. Raises InputError if the
+    combination cannot be written, or may not be written there. The check needs no model.
     """
     to, weights = to.lower(), weights.upper()
     if to not in TYPES:
@@ -128,7 +133,7 @@ def check_export_options(to: str, weights: str, out: Path, force: bool) -> tuple
 
 
 def file_of(source: Source, to: str, weights: str) -> str:
-    """Where the weights lie in the export's folder."""
+    """Returns the name of the file that holds the weights in the export's folder."""
     return {
         "llama": "model.safetensors",
         "gguf": f"{source.name}-{weights}.gguf",
@@ -137,7 +142,7 @@ def file_of(source: Source, to: str, weights: str) -> str:
 
 
 def _write(source: Source, to: str, weights: str, folder: Path) -> str:
-    """Writes the files of a format; returns what the input table is stored as."""
+    """Writes the files of a format. Returns the type in which the input table is stored."""
     file = folder / file_of(source, to, weights)
     if to == "llama":
         write_llama(source, weights, folder)
@@ -151,11 +156,11 @@ def _write(source: Source, to: str, weights: str, folder: Path) -> str:
     file.parent.mkdir()
     outside = write_onnx(source, file)
     # transformers.js reads from its own section whether weights lie in a file beside the graph
-    told = {
+    config = {
         **source.plain_config(),
         "transformers.js_config": {"use_external_data_format": True} if outside else {},
     }
-    write_json(folder / "config.json", told)
+    write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", generation(source))
     copy_tokenizer(source, folder)
     return "F32" if source.model.input_interface.spec.learned else "code"

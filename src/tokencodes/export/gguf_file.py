@@ -1,10 +1,10 @@
-"""A GGUF file for llama.cpp and what stands on it: metadata, vocabulary, and every tensor under
-llama.cpp's own names.
+"""A GGUF file for llama.cpp and the programs based on it: metadata, vocabulary, and every tensor
+under llama.cpp's names.
 
-Layout as llama.cpp's converter writes it for the Llama architecture: its rotary positions turn
-neighbouring channels, so the rows of the query and key projections are put in that order; norms are
-always F32. The input table is kept in the narrowest type that holds its values exactly, whatever
-the rest is stored in: a quantised code would be another code.
+The layout is that of llama.cpp's converter for the Llama architecture. Its rotary positions rotate
+neighbouring channels, so the rows of the query and key projections are put in that order. Norms are
+always F32. The input table has the narrowest type that holds its values exactly, independent of the
+type of the other matrices: a quantised code would be another code.
 """
 
 import json
@@ -52,8 +52,9 @@ BLOCK = 32  # values that share a scale in Q8_0
 
 
 def write_gguf(source: Source, weights: str, file: Path) -> str:
-    """Writes one file; returns the type of its input table. InputError: a width that Q8_0 cannot
-    cut into blocks of 32, a model without tokenizer, or a tokenizer that llama.cpp has no name for.
+    """Writes one file. Returns the type of its input table. Raises InputError if Q8_0 cannot cut a
+    width into blocks of 32, if the model has no tokenizer, or if llama.cpp has no name for the
+    tokenizer.
     """
     config = source.model.config
     if weights == "Q8_0" and (config.hidden_size % BLOCK or config.intermediate_size % BLOCK):
@@ -78,7 +79,9 @@ def write_gguf(source: Source, weights: str, file: Path) -> str:
     for (
         name,
         tensor,
-    ) in source.plain_weights():  # one at a time, so that no second copy of the model exists
+    ) in (
+        source.plain_weights()
+    ):  # One tensor at a time, so that no second copy of the model exists.
         data = gguf.quantize(_rows(name, tensor, config.num_attention_heads), types[name])
         require_finite(name, torch.from_numpy(gguf.dequantize(data, types[name])), types[name].name)
         writer.write_tensor_data(data)
@@ -87,7 +90,7 @@ def write_gguf(source: Source, weights: str, file: Path) -> str:
 
 
 def gguf_name(name: str) -> str:
-    """llama.cpp's name of a Llama tensor."""
+    """Returns llama.cpp's name of a Llama tensor."""
     path = name.removesuffix(".weight")
     if not path.startswith("model.layers."):
         return f"{NAMES[path]}.weight"
@@ -96,29 +99,29 @@ def gguf_name(name: str) -> str:
 
 
 def _type(name: str, tensor: torch.Tensor, weights: str) -> Type:
-    """What a tensor is stored as: norms F32, the table in the narrowest exact type that is no
-    narrower than asked for.
+    """Returns the stored type of a tensor. Norms are F32. The table has the narrowest exact type
+    that is not narrower than the requested type.
     """
     if tensor.dim() == 1:
         return Type.F32
-    asked = Type[weights]
+    requested = Type[weights]
     if name != TABLE:
-        return asked
+        return requested
     dtypes = {Type.F16: torch.float16, Type.BF16: torch.bfloat16}
     order = {
         Type.F32: (),
         Type.F16: (Type.F16,),
         Type.BF16: (Type.BF16,),
         Type.Q8_0: (Type.F16, Type.BF16),
-    }[asked]
+    }[requested]
     return next(
         (kind for kind in order if torch.equal(tensor.to(dtypes[kind]).float(), tensor)), Type.F32
     )
 
 
 def _rows(name: str, tensor: torch.Tensor, heads: int) -> NDArray[np.float32]:
-    """The tensor as llama.cpp reads it: in queries and keys, channel i of a head beside channel i +
-    C/2, which it turns with.
+    """Returns the tensor in llama.cpp's order of rows. In queries and keys, channel i of a head is
+    next to channel i + C/2, because the two rotate together.
     """
     array: NDArray[np.float32] = tensor.detach().numpy()
     if not name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -154,47 +157,50 @@ def _add_model(writer: gguf.GGUFWriter, source: Source, weights: str) -> None:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, source: Source) -> None:
-    """Tokens by id, what each is, merges in order, and the name of the rule that cuts text before
-    merging.
+    """Adds the tokens by id, their types, the merges in order, and the name of the rule that cuts
+    text before merging.
     """
     if source.tokenizer is None:
         raise InputError(
             f"{source.place}: no tokenizer.json with it, and a GGUF file holds its vocabulary; put"
             " it there"
         )
-    told = json.loads(source.tokenizer.read_bytes())
-    if told["model"].get("type", "BPE") != "BPE":
+    tokenizer = json.loads(source.tokenizer.read_bytes())
+    if tokenizer["model"].get("type", "BPE") != "BPE":
         raise InputError(
-            f"{source.tokenizer}: a model of type {told['model']['type']}, and only byte-level BPE"
-            " is written; use --to llama"
+            f"{source.tokenizer}: a model of type {tokenizer['model']['type']}, and only"
+            " byte-level BPE is written; use --to llama"
         )
     size = source.model.config.vocab_size
-    # ids that no token has are padding
+    # ids without a token are padding
     tokens, types = [f"[PAD{id}]" for id in range(size)], [TokenType.UNUSED] * size
-    for token, id in told["model"]["vocab"].items():
+    for token, id in tokenizer["model"]["vocab"].items():
         tokens[id], types[id] = token, TokenType.NORMAL
-    for one in told.get("added_tokens", ()):
-        kind = TokenType.CONTROL if one["special"] else TokenType.USER_DEFINED
-        tokens[one["id"]], types[one["id"]] = one["content"], kind
+    for added in tokenizer.get("added_tokens", ()):
+        kind = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+        tokens[added["id"]], types[added["id"]] = added["content"], kind
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre_tokenizer_name(told, source.tokenizer))
+    writer.add_tokenizer_pre(pre_tokenizer_name(tokenizer, source.tokenizer))
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(
-        [one if isinstance(one, str) else " ".join(one) for one in told["model"]["merges"]]
+        [
+            merge if isinstance(merge, str) else " ".join(merge)
+            for merge in tokenizer["model"]["merges"]
+        ]
     )
     _add_ends(writer, source)
-    writer.add_add_bos_token(False)  # training put the end of text behind documents, never before
+    writer.add_add_bos_token(False)  # training put the end of text after documents, never before
     writer.add_add_space_prefix(False)
 
 
 def _add_ends(writer: gguf.GGUFWriter, source: Source) -> None:
-    """The token at which a text begins, and those at which generation stops. llama.cpp knows three
-    of those, and stops at each: end of text, of a turn, of a message. InputError: there are more,
-    or one is no token.
+    """Adds the token at which a text begins, and the tokens at which generation stops. llama.cpp
+    has three of the latter and stops at each: end of text, of a turn, of a message. Raises
+    InputError if there are more, or if an id is not a token.
     """
     config, ends = source.model.config, source.ends
-    begins = [] if config.bos_token_id is None else [config.bos_token_id]  # id 0 is an id
+    begins = [] if config.bos_token_id is None else [config.bos_token_id]  # 0 is a valid id
     for name, ids in (("bos_token_id", begins), ("eos_token_id", ends)):
         outside = [id for id in ids if not 0 <= id < config.vocab_size]
         if outside:
@@ -215,25 +221,25 @@ def _add_ends(writer: gguf.GGUFWriter, source: Source) -> None:
         add(id)
 
 
-def pre_tokenizer_name(told: dict[str, Any], file: Path) -> str:
-    """llama.cpp's name for what a tokenizer does before it merges. InputError names a rule that a
-    GGUF file does not hold.
+def pre_tokenizer_name(tokenizer: dict[str, Any], file: Path) -> str:
+    """Returns llama.cpp's name for the work of a tokenizer before merging. tokenizer: the content
+    of tokenizer.json. Raises InputError, which names a rule that a GGUF file cannot hold.
     """
-    reason = next(_not_known(told), None)
+    reason = next(_not_known(tokenizer), None)
     if reason is not None:
         raise InputError(
             f"{file}: {reason}; use --to llama or --to onnx, which carry the tokenizer itself"
         )
-    return next(name for name, rule in PRE_TOKENIZERS.items() if rule == _pre_tokenizer(told))
+    return next(name for name, rule in PRE_TOKENIZERS.items() if rule == _pre_tokenizer(tokenizer))
 
 
-def _not_known(told: dict[str, Any]) -> Iterator[str]:
-    """Each thing that a tokenizer does and a GGUF file does not say."""
-    model, after = told["model"], told.get("post_processor") or {}
-    if told.get("normalizer"):
+def _not_known(tokenizer: dict[str, Any]) -> Iterator[str]:
+    """Yields each rule of a tokenizer that a GGUF file cannot hold, as text."""
+    model, after = tokenizer["model"], tokenizer.get("post_processor") or {}
+    if tokenizer.get("normalizer"):
         yield (
-            f"its normalizer {told['normalizer'].get('type')!r} changes texts, and a GGUF file has"
-            " no such rule"
+            f"its normalizer {tokenizer['normalizer'].get('type')!r} changes texts, and a GGUF"
+            " file has no such rule"
         )
     for key in (
         "byte_fallback",
@@ -248,7 +254,7 @@ def _not_known(told: dict[str, Any]) -> Iterator[str]:
         after.get("processors", ()) if after.get("type") == "Sequence" else [after] if after else []
     )
     for part in parts:
-        if part.get("type") != "ByteLevel":  # that one changes offsets alone
+        if part.get("type") != "ByteLevel":  # ByteLevel changes only offsets
             tokens = sorted(part.get("special_tokens") or {})
             adds = (
                 f" adds {', '.join(tokens)} to every text"
@@ -259,17 +265,17 @@ def _not_known(told: dict[str, Any]) -> Iterator[str]:
                 f"its post-processor {part.get('type')!r}{adds}, and this GGUF file says that no"
                 " token is added"
             )
-    if _pre_tokenizer(told) not in PRE_TOKENIZERS.values():
-        kinds = [part.get("type") for part in _pre_tokenizer(told)]
+    if _pre_tokenizer(tokenizer) not in PRE_TOKENIZERS.values():
+        kinds = [part.get("type") for part in _pre_tokenizer(tokenizer)]
         yield (
             "llama.cpp has no rule that is known to cut text as this tokenizer does (pre-tokenizer"
             f" {kinds})"
         )
 
 
-def _pre_tokenizer(told: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parts of a pre-tokenizer, with what decides where text is cut."""
-    whole = told.get("pre_tokenizer") or {}
+def _pre_tokenizer(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the parts of a pre-tokenizer, with the values that decide where text is cut."""
+    whole = tokenizer.get("pre_tokenizer") or {}
     parts = whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]
     return [
         (

@@ -1,5 +1,5 @@
-"""A plain Llama folder: the lifted table written out as `embed_tokens`, and everything that
-transformers looks for beside it.
+"""A plain Llama folder: the lifted table as `embed_tokens`, and all files that transformers looks
+for.
 """
 
 import shutil
@@ -20,8 +20,8 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 def write_llama(source: Source, weights: str, folder: Path) -> None:
     """Writes weights, configuration, generation configuration and tokenizer.
 
-    In a type other than F32 it uses up the source's model: its body is cast in place. InputError:
-    the table is not exact in the chosen type, or a weight is too large for it.
+    In a type other than F32 it changes the source's model: the body is cast in place. Raises
+    InputError if the table is not exact in the chosen type, or if a weight is too large for it.
     """
     dtype = DTYPES[weights]
     if dtype != torch.float32:
@@ -40,8 +40,9 @@ def write_llama(source: Source, weights: str, folder: Path) -> None:
 
 
 def require_finite(name: str, tensor: torch.Tensor, weights: str) -> None:
-    """InputError where a type cannot hold a tensor:
-    a value became infinite in it, in whatever row."""
+    """Raises InputError if a type cannot hold a tensor, because a value in any row becomes
+    infinite.
+    """
     row = row_not_finite(tensor)
     if row is not None:
         raise InputError(
@@ -50,8 +51,8 @@ def require_finite(name: str, tensor: torch.Tensor, weights: str) -> None:
 
 
 def generation(source: Source) -> dict[str, Any]:
-    """generation_config.json: where a text begins and ends; decoding itself is left to whoever runs
-    it.
+    """Returns generation_config.json: the tokens at which a text begins and ends. The user of the
+    model chooses the decoding.
     """
     end = next(iter(source.ends), None)
     begin = source.model.config.bos_token_id
@@ -64,25 +65,25 @@ def generation(source: Source) -> dict[str, Any]:
 
 
 def copy_tokenizer(source: Source, folder: Path) -> None:
-    """The tokenizer's very bytes; and its configuration, by a class name that transformers 4 and 5
-    both know, with what version 4 would pass to `generate` besides ids, and with padding on the
-    side that generation needs.
+    """Copies the tokenizer byte by byte and writes its configuration. The configuration has a class
+    name that transformers 4 and 5 both have, the two inputs that `generate` accepts from version 4,
+    and the padding side that generation needs.
     """
     if source.tokenizer is None:
         return
     shutil.copyfile(source.tokenizer, folder / "tokenizer.json")
-    beside = source.tokenizer.with_name("tokenizer_config.json")
-    told = read_json(beside) if beside.is_file() else {}
-    told.pop("backend", None)
+    config_file = source.tokenizer.with_name("tokenizer_config.json")
+    config = read_json(config_file) if config_file.is_file() else {}
+    config.pop("backend", None)
     longest = source.model.config.max_position_embeddings
-    told |= {
+    config |= {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": longest,
         "padding_side": "left",
     }
     write_json(
         folder / "tokenizer_config.json",
-        {**told, "model_input_names": ["input_ids", "attention_mask"]},
+        {**config, "model_input_names": ["input_ids", "attention_mask"]},
     )
 
 

@@ -25,7 +25,7 @@ from tokencodes.interfaces import FixedCode, InputInterface, LearnedTable
 from tokencodes.verify.identity import stored_book
 
 OPSET = 18
-IR_VERSION = 9  # the newest that every runtime of the last two years reads
+IR_VERSION = 9  # the newest version that every runtime of the last two years reads
 INLINE_BYTES = 1 << 30  # above, weights lie in a file of their own: protobuf ends at 2 GB
 DATA = "model.onnx_data"
 INPUT_VECTORS = "inputs_embeds"  # the name of what comes out of the input stage
@@ -33,7 +33,7 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
 class Graph:
-    """Nodes and tensors as they are added; tensors go to disk at once where they are too many for
+    """Nodes and tensors of the graph. Tensors are written to disk at once if they are too large for
     the graph's own file.
     """
 
@@ -43,19 +43,19 @@ class Graph:
         self.data = (folder / DATA).open("wb") if outside else None
 
     def add(self, kind: str, *inputs: str, name: str = "", **attributes: object) -> str:
-        """One node; returns the name of its output."""
+        """Adds one node. Returns the name of its output."""
         out = name or f"{kind}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, list(inputs), [out], name=out, **attributes))
         return out
 
     def constant(self, value: ArrayLike, name: str = "") -> str:
-        """A small tensor."""
+        """Adds a small tensor. Returns its name."""
         array = np.asarray(value)
         array = array.astype(np.float32) if array.dtype == np.float64 else array
         return self._keep(numpy_helper.from_array(array, name or f"constant_{len(self.tensors)}"))
 
     def weight(self, tensor: torch.Tensor, name: str) -> str:
-        """A tensor of the model."""
+        """Adds a tensor of the model. Returns its name."""
         array = np.ascontiguousarray(tensor.detach().numpy())
         if self.data is None:
             return self._keep(numpy_helper.from_array(array, name))
@@ -80,8 +80,8 @@ class Graph:
 
 
 def write_onnx(source: Source, file: Path) -> bool:
-    """Writes the graph in float32; its weights beside it where they pass 1 GiB: returns whether
-    they do.
+    """Writes the graph in float32. Returns whether its weights are in a separate file, which is the
+    case above 1 GiB.
     """
     model, config = source.model, source.model.config
     graph = Graph(file.parent, source.weight_bytes > INLINE_BYTES)
@@ -142,7 +142,9 @@ def write_onnx(source: Source, file: Path) -> bool:
 
 
 def input_vectors(graph: Graph, interface: InputInterface) -> str:
-    """Token ids to float32[B, T, D]: a row of the code, shown as its values, lifted."""
+    """Adds the input stage: token ids to float32[B, T, D]. A row of the code becomes its values and
+    is lifted. Returns the name of the output.
+    """
     spec = interface.spec
     if isinstance(interface, LearnedTable):
         return graph.add(
@@ -155,7 +157,7 @@ def input_vectors(graph: Graph, interface: InputInterface) -> str:
         return _lifted(graph, graph.add("Gather", coordinates, "input_ids"), interface)
     if (
         not spec.binary_valued
-    ):  # float words: the bytes that the model has, not those that this machine would make
+    ):  # float words: the bytes of the model, not new ones from this machine
         shown = interface.get_buffer("codebook").view(torch.float32)
         return _lifted(
             graph,
@@ -163,15 +165,15 @@ def input_vectors(graph: Graph, interface: InputInterface) -> str:
             interface,
         )
     book = stored_book(interface)
-    # a byte a bit
+    # one byte for each bit
     words = graph.weight(torch.from_numpy(book.words_VK.copy()), "model.embed_tokens.codebook")
     bits = graph.add("Gather", words, "input_ids")
     levels = book.levels(interface.hidden_size)
     if levels is not None:
-        zero, one = (graph.constant(level) for level in levels)
+        level_0, level_1 = (graph.constant(level) for level in levels)
         return _lifted(
             graph,
-            graph.add("Where", graph.add("Cast", bits, to=TensorProto.BOOL), one, zero),
+            graph.add("Where", graph.add("Cast", bits, to=TensorProto.BOOL), level_1, level_0),
             interface,
         )
     z = graph.add("Cast", bits, to=FLOAT)
@@ -200,8 +202,8 @@ def _lifted(graph: Graph, z: str, interface: InputInterface) -> str:
 
 
 class _Positions:
-    """What every block shares: cosines and sines float32[B, 1, T, C], and the mask [B, 1, T, P+T]
-    that is added to scores.
+    """The tensors that all blocks share: cosines and sines float32[B, 1, T, C], and the mask [B, 1,
+    T, P+T] that is added to scores.
     """
 
     def __init__(self, graph: Graph, theta: float, channels: int) -> None:
@@ -214,11 +216,11 @@ class _Positions:
         self.cos, self.sin = graph.add("Cos", angle), graph.add("Sin", angle)
         length = graph.add("Shape", "input_ids", start=1, end=2)
         total = graph.add("Shape", "attention_mask", start=1, end=2)
-        zero, one = graph.constant(np.int64(0)), graph.constant(np.int64(1))
+        zero, step = graph.constant(np.int64(0)), graph.constant(np.int64(1))
         last = graph.add("Squeeze", total)
         first = graph.add("Sub", last, graph.add("Squeeze", length))
-        queries = graph.add("Unsqueeze", graph.add("Range", first, last, one), graph.constant([1]))
-        earlier = graph.add("LessOrEqual", graph.add("Range", zero, last, one), queries)
+        queries = graph.add("Unsqueeze", graph.add("Range", first, last, step), graph.constant([1]))
+        earlier = graph.add("LessOrEqual", graph.add("Range", zero, last, step), queries)
         real = graph.add(
             "Unsqueeze",
             graph.add("Cast", "attention_mask", to=TensorProto.BOOL),

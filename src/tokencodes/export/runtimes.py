@@ -1,7 +1,8 @@
-"""The programs that an export is for, each behind two questions: the logits of a text, and the
-greedy continuation of a prompt.
+"""The programs that read an export. Each has two methods: the logits of a text, and the greedy
+continuation of a prompt.
 
-A runtime that is not installed is no failure: the certificate then says "not run", and why.
+A runtime that is not installed is not a failure. The certificate then states "not run" and the
+reason.
 """
 
 import json
@@ -29,13 +30,14 @@ NODE_SECONDS = 3600
 
 
 class NotInstalled(RuntimeError):
-    """The runtime is not on this machine; the message says what would bring it."""
+    """The runtime is not on this machine. The message names the way to install it."""
 
 
 @contextmanager
 def letting_pages_go() -> Iterator[None]:
-    """Within it, a GGUF file's pages leave memory once their tensor was read: transformers maps the
-    whole file and copies it tensor by tensor, so at the end it would be there twice.
+    """Within this context, the pages of a GGUF file leave memory after their tensor was read.
+    transformers maps the whole file and copies each tensor, so without this the model would be in
+    memory twice.
     """
     import gguf
 
@@ -47,13 +49,13 @@ def letting_pages_go() -> Iterator[None]:
             self._pages = reader.data._mmap
 
         def __iter__(self) -> Iterator[Any]:
-            for one in super().__iter__():
-                yield one
+            for tensor in super().__iter__():
+                yield tensor
                 self._pages.madvise(mmap.MADV_DONTNEED)
 
     class Reader(whole):  # type: ignore[misc, valid-type]
-        def __init__(self, *args: Any, **told: Any) -> None:
-            super().__init__(*args, **told)
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
             if hasattr(mmap, "MADV_DONTNEED"):  # Linux
                 self.tensors = Tensors(self)
 
@@ -65,7 +67,7 @@ def letting_pages_go() -> Iterator[None]:
 
 
 class Runtime(ABC):
-    """An exported model as a program sees it."""
+    """An exported model in one program."""
 
     name: str
     version: str
@@ -74,18 +76,18 @@ class Runtime(ABC):
 
     @abstractmethod
     def logits(self, ids_T: Ids) -> Logits:
-        """float32[T, V] of a text, in one pass without a cache."""
+        """Returns float32[T, V] of a text, in one pass without a cache."""
 
     @abstractmethod
     def greedy(self, ids_T: Ids, steps: int) -> list[int]:
-        """The likeliest token, `steps` times, with the runtime's own cache: one token a pass after
-        the prompt.
+        """Returns the most probable token, `steps` times, with the runtime's own cache: one token
+        in each pass after the prompt.
         """
 
 
 class Transformers(Runtime):
-    """A causal language model of transformers on the CPU, as it is loaded by anyone: no code of
-    ours in it.
+    """A causal language model of transformers on the CPU, loaded in the usual way. No program code
+    of this package is in it.
     """
 
     name = "transformers"
@@ -96,14 +98,14 @@ class Transformers(Runtime):
         self.model = model.eval()
 
     @classmethod
-    def open(cls, folder: Path, dtype: torch.dtype, **told: Any) -> "Transformers":
-        """The model of a folder. RuntimeError where a weight does not come from the file, or the
-        head is tied to the table.
+    def open(cls, folder: Path, dtype: torch.dtype, **options: Any) -> "Transformers":
+        """Returns the model of a folder. Raises RuntimeError if a weight does not come from the
+        file, or if the head is tied to the table.
         """
-        paged = letting_pages_go() if "gguf_file" in told else nullcontext()
-        with redirect_stderr(StringIO()), paged:  # bars of a GGUF file's tensors go there
+        paged = letting_pages_go() if "gguf_file" in options else nullcontext()
+        with redirect_stderr(StringIO()), paged:  # hides the progress bars of a GGUF file's tensors
             model, info = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, output_loading_info=True, trust_remote_code=False, **told
+                folder, dtype=dtype, output_loading_info=True, trust_remote_code=False, **options
             )
         wrong = [
             *info["missing_keys"],
@@ -123,18 +125,17 @@ class Transformers(Runtime):
 
     @torch.no_grad()
     def logits(self, ids_T: Ids) -> Logits:
-        found: Logits = (
+        logits: Logits = (
             self.model(torch.from_numpy(ids_T)[None], use_cache=False).logits[0].float().numpy()
         )
-        return found
+        return logits
 
     def greedy(self, ids_T: Ids, steps: int) -> list[int]:
         return self.decoded(ids_T, steps)[0]
 
     @torch.no_grad()
     def decoded(self, ids_T: Ids, steps: int) -> tuple[list[int], list[float]]:
-        """As `greedy`; and by how much the likeliest token's logit leads the next one's,
-        each time."""
+        """Returns the tokens of `greedy`, and the lead of each logit over the next one."""
         cache, given = DynamicCache(config=self.model.config), torch.from_numpy(ids_T)[None]
         tokens, leads = [], []
         for _ in range(steps):
@@ -161,18 +162,20 @@ class OnnxRuntime(Runtime):
         self.version = onnxruntime.__version__
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        # it would hold every matrix twice
+        # prepacking would hold every matrix twice
         options.add_session_config_entry("session.disable_prepacking", "1")
         self._session = onnxruntime.InferenceSession(
             str(file), options, providers=["CPUExecutionProvider"]
         )
         first = next(
-            one for one in self._session.get_inputs() if one.name == "past_key_values.0.key"
+            graph_input
+            for graph_input in self._session.get_inputs()
+            if graph_input.name == "past_key_values.0.key"
         )
         self._cache_names = [
-            one.name
-            for one in self._session.get_inputs()
-            if one.name.startswith("past_key_values.")
+            graph_input.name
+            for graph_input in self._session.get_inputs()
+            if graph_input.name.startswith("past_key_values.")
         ]
         self._empty = np.zeros((1, first.shape[1], 0, first.shape[3]), dtype=np.float32)
 
@@ -189,8 +192,8 @@ class OnnxRuntime(Runtime):
         return answered
 
     def logits(self, ids_T: Ids) -> Logits:
-        found: Logits = self._run(ids_T.tolist(), [self._empty] * len(self._cache_names))[0][0]
-        return found
+        logits: Logits = self._run(ids_T.tolist(), [self._empty] * len(self._cache_names))[0][0]
+        return logits
 
     def greedy(self, ids_T: Ids, steps: int) -> list[int]:
         given, cache, tokens = ids_T.tolist(), [self._empty] * len(self._cache_names), []
@@ -202,8 +205,9 @@ class OnnxRuntime(Runtime):
 
 
 class LlamaCpp(Runtime):
-    """A GGUF file in llama.cpp, by llama-cpp-python;
-    its cache in float32, as its weights may be."""
+    """A GGUF file in llama.cpp, through llama-cpp-python. Its cache is float32, because its weights
+    may be float32.
+    """
 
     name = "llama.cpp"
 
@@ -214,12 +218,12 @@ class LlamaCpp(Runtime):
             ImportError,
             OSError,
             RuntimeError,
-        ) as error:  # it raises the last where its library does not load
-            told = (
+        ) as error:  # llama_cpp raises RuntimeError if its library does not load
+            reason = (
                 f"llama-cpp-python is not installed ({error}): pip install llama-cpp-python, which"
                 " compiles it"
             )
-            raise NotInstalled(told) from None
+            raise NotInstalled(reason) from None
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         self._model = llama_cpp.Llama(
             str(file),
@@ -249,8 +253,8 @@ class LlamaCpp(Runtime):
 
 
 class TransformersJs(Runtime):
-    """An ONNX folder in transformers.js, in Node: `npm install @huggingface/transformers`, and
-    NODE_PATH where that put it.
+    """An ONNX folder in transformers.js under Node. It needs `npm install
+    @huggingface/transformers`, and NODE_PATH with the folder of that installation.
     """
 
     name = "transformers.js"
@@ -262,36 +266,38 @@ class TransformersJs(Runtime):
             for place in os.environ.get("NODE_PATH", "").split(os.pathsep)
             if place
         ]
-        found = next((place for place in places if place.is_dir()), None)
-        if node is None or found is None:
+        package = next((place for place in places if place.is_dir()), None)
+        if node is None or package is None:
             raise NotInstalled(
                 "transformers.js is not installed: npm install @huggingface/transformers, and set"
                 " NODE_PATH to its node_modules"
             )
-        self.version = json.loads((found / "package.json").read_text())["version"]
-        self._command = [node, str(Path(__file__).with_name("transformers_js.mjs")), str(found)]
+        self.version = json.loads((package / "package.json").read_text())["version"]
+        self._command = [node, str(Path(__file__).with_name("transformers_js.mjs")), str(package)]
         self._folder = folder.resolve()
 
     def _run(self, question: dict[str, Any]) -> Any:
         with TemporaryDirectory() as place:
-            here = Path(place) / "model"  # it takes no folder with a dot before its name
+            here = (
+                Path(place) / "model"
+            )  # transformers.js refuses a folder whose name begins with a dot
             here.symlink_to(self._folder)
-            asked = [*self._command, str(here)]
+            command = [*self._command, str(here)]
             done = subprocess.run(
-                asked,
+                command,
                 input=json.dumps(question),
                 capture_output=True,
                 encoding="utf-8",
                 timeout=NODE_SECONDS,
             )
         if done.returncode:
-            told = done.stderr.strip().splitlines()
-            raise RuntimeError(next((line for line in told if "Error" in line), "node failed"))
+            lines = done.stderr.strip().splitlines()
+            raise RuntimeError(next((line for line in lines if "Error" in line), "node failed"))
         return json.loads(done.stdout.splitlines()[-1])
 
     def logits(self, ids_T: Ids) -> Logits:
-        found = self._run({"ids": ids_T.tolist(), "steps": 0})
-        return np.array(found["logits"], dtype=np.float32).reshape(len(ids_T), -1)
+        answer = self._run({"ids": ids_T.tolist(), "steps": 0})
+        return np.array(answer["logits"], dtype=np.float32).reshape(len(ids_T), -1)
 
     def greedy(self, ids_T: Ids, steps: int) -> list[int]:
         tokens: list[int] = self._run({"ids": ids_T.tolist(), "steps": steps})["tokens"]

@@ -1,6 +1,4 @@
-"""What leaves: a checkpoint's model, its tokenizer, and the plain Llama that it is to everyone
-else.
-"""
+"""The source of an export: a checkpoint's model, its tokenizer, and the equivalent plain Llama."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -22,7 +20,7 @@ UNFREEZES = (
     "The input table of this copy is written out and can be trained: any fine-tuning that does not"
     " leave model.embed_tokens alone unfreezes it, and the input is then no fixed code any more."
 )
-# Of a configuration: what only our class knows, and what every class has and no decoder uses.
+# Keys of a configuration that only our class has, or that every class has and no decoder uses.
 LEFT_OUT = {
     *("interface", "spec_sha256", "codebook_sha256", "tokenizer_sha256", "dtype", "_name_or_path"),
     *(
@@ -41,8 +39,8 @@ PADDED = 1024
 
 @dataclass(eq=False)
 class Source:
-    """place: the checkpoint that was taken, not the run that was named. tokenizer: its
-    tokenizer.json, None where it has none.
+    """place: the folder of the checkpoint, not of its run. tokenizer: its tokenizer.json, None if
+    it has none.
     """
 
     place: Path
@@ -51,7 +49,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """A short name: that of the run, or of the folder, without step and `model`."""
+        """A short name: the name of the run or of the folder, without the step and `model`."""
         place = self.place.resolve()
         if (
             place.parent.name == "snapshots"
@@ -64,7 +62,7 @@ class Source:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the plain Llama in float32."""
+        """Bytes of the plain Llama in float32."""
         config = self.model.config
         body = sum(
             p.numel()
@@ -75,35 +73,37 @@ class Source:
 
     @property
     def frozen(self) -> bool:
-        """Whether the input is a fixed code, so that nothing of it was trained."""
+        """Whether the input is a fixed code, so that no part of it was trained."""
         return bool(self.model.input_interface.spec.fixed)
 
     @property
     def exact(self) -> bool:
-        """Whether a table of the input's vectors gives them bit by bit: not where a matrix product
-        makes them.
+        """Whether a table of the input's vectors gives them bit by bit. It does not if a matrix
+        product computes them.
         """
         spec = self.model.input_interface.spec
         return bool(spec.learned or spec.lift != "orthogonal")
 
     @property
     def ends(self) -> list[int]:
-        """The tokens at which generation stops: those of generation_config.json, else of
-        config.json, each once.
+        """The tokens at which generation stops, each once. They come from generation_config.json,
+        or from config.json if it has none.
         """
-        found = self.model.generation_config.eos_token_id
-        found = self.model.config.eos_token_id if found is None else found
+        end_ids = self.model.generation_config.eos_token_id
+        end_ids = self.model.config.eos_token_id if end_ids is None else end_ids
         return list(
-            dict.fromkeys(found if isinstance(found, list) else [] if found is None else [found])
+            dict.fromkeys(
+                end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids]
+            )
         )
 
     @property
     def eos_token_ids(self) -> int | list[int] | None:
-        """The same as transformers writes it: none, one, or a list."""
+        """The same in the notation of transformers: none, one, or a list."""
         return self.ends if len(self.ends) > 1 else next(iter(self.ends), None)
 
     def facts(self) -> dict[str, Any]:
-        """What tells this input interface from any other, as it travels with every format."""
+        """Returns the facts that identify this input interface. Every format stores them."""
         config = self.model.config
         return {
             "interface": config.interface,
@@ -113,11 +113,11 @@ class Source:
         }
 
     def plain_config(self) -> dict[str, Any]:
-        """config.json of the plain Llama, for readers of transformers 4 and 5: they look for rotary
-        positions and for the dtype under other names.
+        """Returns config.json of the plain Llama, for readers of transformers 4 and 5. The two
+        versions use different names for rotary positions and for the dtype.
         """
         config = self.model.config
-        told = {
+        values = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "tie_word_embeddings": False,
@@ -130,13 +130,13 @@ class Source:
         kept = {
             key: value
             for key, value in config.to_dict().items()
-            if key not in LEFT_OUT and key not in told
+            if key not in LEFT_OUT and key not in values
         }
-        return kept | told
+        return kept | values
 
     def plain_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The plain Llama's tensors by name, float32: the table first, then body and head; no
-        buffer of the code.
+        """Returns the tensors of the plain Llama by name, float32: the table first, then body and
+        head. Buffers of the code are left out.
         """
         yield TABLE, self.model.input_interface.materialize()
         for name, tensor in self.model.state_dict().items():
@@ -145,16 +145,17 @@ class Source:
 
 
 def open_source(place: Path) -> Source:
-    """The model of a run (its newest checkpoint), of one checkpoint or of an exported folder.
+    """Returns the model of a run (its newest checkpoint), of one checkpoint or of an exported
+    folder.
 
-    InputError: a weight is not finite; rotary positions are scaled; the tokenizer is not the one
-    that the model was trained with, or has no place in its vocabulary.
+    Raises InputError if a weight is not finite, if rotary positions are scaled, if the tokenizer is
+    not the one that the model was trained with, or if the tokenizer does not fit the vocabulary.
     """
     place = checkpoint.find(place)
     tokenizer, raw = checkpoint.tokenizer_of(place), read_json(place / "config.json")
     if (
         isinstance(raw, dict) and raw.get("model_type") == TokenCodeConfig.model_type
-    ):  # else `load_model` says what it is
+    ):  # in other cases `load_model` raises the error
         _check(TokenCodeConfig.from_pretrained(place), place, tokenizer)
     model = checkpoint.load_model(place)
     for name, parameter in model.named_parameters():
@@ -167,7 +168,7 @@ def open_source(place: Path) -> Source:
 
 
 def _check(config: TokenCodeConfig, place: Path, tokenizer: Path | None) -> None:
-    """All that can be said before the weights are read."""
+    """Checks the configuration before the weights are read."""
     require_body(config.to_dict(), place)
     rotary = config.rope_parameters.get("rope_type", "default")
     if rotary != "default":
@@ -178,33 +179,34 @@ def _check(config: TokenCodeConfig, place: Path, tokenizer: Path | None) -> None
         _check_tokenizer(tokenizer, config)
 
 
-def require_body(told: Mapping[str, Any], place: Path) -> None:
-    """InputError where a configuration is of another body than the paper's, which the formats and
-    the reference are for.
+def require_body(config: Mapping[str, Any], place: Path) -> None:
+    """Raises InputError if a configuration describes a body other than the paper's. The formats and
+    the reference support only that body.
     """
-    heads, width = told.get("num_attention_heads"), told.get("hidden_size")
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     other = {
-        "num_key_value_heads": told.get("num_key_value_heads") not in (None, heads),
-        "attention_bias": bool(told.get("attention_bias")),
-        "mlp_bias": bool(told.get("mlp_bias")),
-        "hidden_act": told.get("hidden_act", "silu") not in ("silu", "swish"),
+        "num_key_value_heads": config.get("num_key_value_heads") not in (None, heads),
+        "attention_bias": bool(config.get("attention_bias")),
+        "mlp_bias": bool(config.get("mlp_bias")),
+        "hidden_act": config.get("hidden_act", "silu") not in ("silu", "swish"),
         "head_dim": (
-            None not in (told.get("head_dim"), heads, width) and told["head_dim"] * heads != width
+            None not in (config.get("head_dim"), heads, width)
+            and config["head_dim"] * heads != width
         ),
     }
     for key in (key for key, differs in other.items() if differs):
         raise InputError(
-            f"{place}: {key} {told[key]!r}; only the paper's body is taken: as many key heads as"
+            f"{place}: {key} {config[key]!r}; only the paper's body is taken: as many key heads as"
             " heads, SwiGLU, no biases"
         )
 
 
 def _check_tokenizer(file: Path, config: TokenCodeConfig) -> None:
     data, wanted, size = file.read_bytes(), config.tokenizer_sha256, config.vocab_size
-    found = hashlib.sha256(data).hexdigest()
-    if wanted not in (None, found):
+    sha256 = hashlib.sha256(data).hexdigest()
+    if wanted not in (None, sha256):
         raise InputError(
-            f"{file}: SHA-256 {found[:12]}, but the model was trained with the tokenizer"
+            f"{file}: SHA-256 {sha256[:12]}, but the model was trained with the tokenizer"
             f" {wanted[:12]}; put that one there"
         )
     try:

@@ -35,9 +35,9 @@ def fit(table_VD: Floats) -> InputInterface:
     """
     require_code(table_VD)
     for spec, given in proposals(table_VD):
-        found = verified(spec, given, table_VD)
-        if found is not None:
-            return found
+        interface = verified(spec, given, table_VD)
+        if interface is not None:
+            return interface
     raise InputError(
         "the input table is no code that can be found: name it by --interface SPEC, or say"
         " --interface learned to take it as a trained table"
@@ -116,8 +116,8 @@ def has_words(spec: str, given: Given, bits_VK: Bits, exact: bool = False) -> bo
 def written(words: str, count: int, size: int, keys: Mapping[str, object]) -> str:
     """A SPEC from its words, K where these words do not have it anyway, and further keys."""
     width = {} if InterfaceSpec.parse(words).code_width(size) == count else {"width": count}
-    told = ",".join(f"{key}={value}" for key, value in {**width, **keys}.items())
-    return words + (("," if ":" in words else ":") + told if told else "")
+    options = ",".join(f"{key}={value}" for key, value in {**width, **keys}.items())
+    return words + (("," if ":" in words else ":") + options if options else "")
 
 
 def folded(table_VD: Floats) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
@@ -153,24 +153,26 @@ def folded(table_VD: Floats) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
 def as_bits(z_VK: Floats) -> Bits | None:
     """1 where a coordinate shows the larger of its two values; None where one has more than two."""
     low, high = z_VK.min(0), z_VK.max(0)
-    one = z_VK == high
-    if not (one | (z_VK == low)).all():
+    is_high = z_VK == high
+    if not (is_high | (z_VK == low)).all():
         return None
     constant = low == high
     # a coordinate that is always shown as 0 is 0
-    return (one & ~(constant & (high <= 0))).astype(np.uint8)
+    return (is_high & ~(constant & (high <= 0))).astype(np.uint8)
 
 
 def values_of(z_VK: Floats) -> list[dict[str, object]]:
     """How bits may be shown, from the two values of the coordinates;
     what takes fewest words first."""
     reach = float((z_VK.max(0) - z_VK.min(0)).max())
-    found: list[dict[str, object]] = []
+    candidates: list[dict[str, object]] = []
     for center in ({}, {"center": "true"}):
         for values, span in (({}, 1.0), ({"values": "pm1"}, 2.0)):
             scales = [{}, {"scale": "match"}, {"scale": repr(reach / span)}]
-            found += [{**values, **center, **scale} for scale in (scales if reach else scales[:1])]
-    return sorted(found, key=len)
+            candidates += [
+                {**values, **center, **scale} for scale in (scales if reach else scales[:1])
+            ]
+    return sorted(candidates, key=len)
 
 
 def words_of(bits_VK: Bits, size: int) -> Iterator[tuple[str, Given]]:

@@ -30,8 +30,8 @@ from tokencodes.importing.plain import TABLE, Imported, Weights, assembled
 from tokencodes.importing.readers import read_weights
 from tokencodes.importing.stored import interfaces_of
 from tokencodes.interfaces import InputInterface
-from tokencodes.verify import reference
 from tokencodes.verify.check import ROUNDOFF
+from tokencodes.verify.reference import Shape, forward, layers
 
 ALIASES = {
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "heads"),
@@ -78,22 +78,22 @@ def read_reference_logits(file: Path) -> ReferenceLogits:
     or do not fit each other.
     """
     try:
-        told = dict(np.load(file)) if file.suffix == ".npz" else load_arrays(file)
+        arrays = dict(np.load(file)) if file.suffix == ".npz" else load_arrays(file)
     except Exception as error:  # each library has errors of its own
         raise InputError(
             f"--logits {file}: cannot be read ({str(error).splitlines()[0]})"
         ) from None
-    if "input_ids" not in told or "logits" not in told:
+    if "input_ids" not in arrays or "logits" not in arrays:
         raise InputError(
-            f"--logits {file}: holds {', '.join(sorted(told)) or 'nothing'}; input_ids and logits"
+            f"--logits {file}: holds {', '.join(sorted(arrays)) or 'nothing'}; input_ids and logits"
             " are needed"
         )
-    if told["input_ids"].dtype.kind not in "iu":
+    if arrays["input_ids"].dtype.kind not in "iu":
         raise InputError(
-            f"--logits {file}: input_ids of type {told['input_ids'].dtype}; whole numbers are"
+            f"--logits {file}: input_ids of type {arrays['input_ids'].dtype}; whole numbers are"
             " needed"
         )
-    ids, logits = np.atleast_2d(told["input_ids"]).astype(np.int64), told["logits"]
+    ids, logits = np.atleast_2d(arrays["input_ids"]).astype(np.int64), arrays["logits"]
     logits = logits[None] if logits.ndim == 2 else logits
     if logits.ndim != 3 or logits.shape[:2] != ids.shape:
         raise InputError(
@@ -130,32 +130,36 @@ def read_tensors(place: Path) -> Weights:
     """
     if place.is_dir() and list(place.glob("*.safetensors")):
         return read_weights(place)
-    found: Weights = {}
+    tensors: Weights = {}
     for file in weight_files(place):
         if file.suffix == ".safetensors":
             try:
-                found |= load_file(file)
+                tensors |= load_file(file)
             except SafetensorError as error:
                 raise InputError(f"{file}: damaged ({error}); take a new copy") from None
             continue
         try:
-            told = torch.load(file, map_location="cpu", weights_only=True)
+            state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
             raise InputError(
                 f"{file}: cannot be read as weights ({first_line(error, 120)})"
             ) from None
         for key in ("model", "state_dict", "model_state_dict"):
-            told = told[key] if isinstance(told, dict) and isinstance(told.get(key), dict) else told
-        if not isinstance(told, dict):
-            raise InputError(
-                f"{file}: holds a {type(told).__name__}, and a dictionary of tensors is needed"
+            state = (
+                state[key]
+                if isinstance(state, dict) and isinstance(state.get(key), dict)
+                else state
             )
-        found |= {name: value for name, value in told.items() if isinstance(value, torch.Tensor)}
-    return found
+        if not isinstance(state, dict):
+            raise InputError(
+                f"{file}: holds a {type(state).__name__}, and a dictionary of tensors is needed"
+            )
+        tensors |= {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return tensors
 
 
 def import_foreign(
-    place: Path, map_file: Path | None, logits: Path | None, asked: str | None
+    place: Path, map_file: Path | None, logits: Path | None, requested: str | None
 ) -> tuple[Imported, list[Mapped]]:
     """The model of another program's checkpoint, and what each of its tensors was taken for.
     InputError: unusable input. CheckFailed: no reading of it gives the logits beside it.
@@ -166,48 +170,55 @@ def import_foreign(
             f"{files[0]}: of no plain Llama, or to be read by --map, so it is believed only by its"
             " own logits; give --logits FILE with input_ids and logits"
         )
-    beside, tensors = read_reference_logits(logits), read_tensors(place)
-    found = mapping(list(tensors), read_map(map_file) if map_file else {})
+    reference, tensors = read_reference_logits(logits), read_tensors(place)
+    mapped = mapping(list(tensors), read_map(map_file) if map_file else {})
     config, assumed = read_config(place)
     best, fits = float("inf"), dict[str, tuple[Arrangement, InputInterface, float]]()
-    for way in ways(found):
-        weights, code = _laid_out(tensors, found, way, config["num_attention_heads"], place)
-        require_complete(weights, config, beside, place)
-        for interface in interfaces_of(weights, code, asked, place):
-            apart, bound = difference(weights, interface, config, beside)
+    for arrangement in arrangements(mapped):
+        weights, code = _laid_out(
+            tensors, mapped, arrangement, config["num_attention_heads"], place
+        )
+        require_complete(weights, config, reference, place)
+        for interface in interfaces_of(weights, code, requested, place):
+            apart, bound = difference(weights, interface, config, reference)
             best = min(best, apart if np.isfinite(apart) else best)
             if apart <= bound:
-                fits.setdefault(_digest(weights, interface), (way, interface, apart))
+                fits.setdefault(_digest(weights, interface), (arrangement, interface, apart))
     if not fits:
         raise CheckFailed(
             f"{place}: no reading of it gives the logits of {logits} (nearest: {best:.3g} apart);"
             " nothing was written"
         )
     if len(fits) > 1:
-        told = "; ".join(f"{interface.spec}, {way}" for way, interface, _ in fits.values())
+        readings = "; ".join(
+            f"{interface.spec}, {arrangement}" for arrangement, interface, _ in fits.values()
+        )
         raise CheckFailed(
-            f"{logits}: {len(fits)} readings give these logits ({told}); give more of them, of"
+            f"{logits}: {len(fits)} readings give these logits ({readings}); give more of them, of"
             " longer texts"
         )
-    ((way, interface, apart),) = fits.values()
-    weights, _ = _laid_out(tensors, found, way, config["num_attention_heads"], place)
-    model = _model(weights, interface, config, beside, place)
-    told = f"{interface.spec}; {way}" + (f"; assumed {', '.join(assumed)}" if assumed else "")
+    ((arrangement, interface, apart),) = fits.values()
+    weights, _ = _laid_out(tensors, mapped, arrangement, config["num_attention_heads"], place)
+    model = _model(weights, interface, config, reference, place)
+    description = f"{interface.spec}; {arrangement}" + (
+        f"; assumed {', '.join(assumed)}" if assumed else ""
+    )
     return (
         Imported(
             model,
-            told,
-            f"measured on {beside.ids.size} given ids: logits up to {apart:.1e} from those given",
+            description,
+            f"measured on {reference.ids.size} given ids: logits up to {apart:.1e} from"
+            " those given",
         ),
-        found,
+        mapped,
     )
 
 
 def _laid_out(
-    tensors: Weights, found: list[Mapped], way: Arrangement, heads: int, place: Path
+    tensors: Weights, mapped: list[Mapped], arrangement: Arrangement, heads: int, place: Path
 ) -> tuple[Weights, Weights]:
     try:
-        return laid_out(tensors, found, way, heads)
+        return laid_out(tensors, mapped, arrangement, heads)
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"{place}: its tensors cannot be cut for {heads} heads ({first_line(error, 120)})"
@@ -226,7 +237,7 @@ def _digest(weights: Weights, interface: InputInterface) -> str:
 
 
 def require_complete(
-    weights: Weights, config: dict[str, Any], beside: ReferenceLogits, place: Path
+    weights: Weights, config: dict[str, Any], reference: ReferenceLogits, place: Path
 ) -> None:
     """InputError where tensors are missing or of shapes that do not fit, or the logits are of
     another vocabulary.
@@ -237,7 +248,7 @@ def require_complete(
             " trainable"
         )
     size, width = weights["lm_head.weight"].shape
-    blocks = reference.layers({name: np.empty(0) for name in weights})
+    blocks = layers({name: np.empty(0) for name in weights})
     gate = weights.get("model.layers.0.mlp.gate_proj.weight")
     inner = len(gate) if gate is not None else 0
     square, wide = (width, width), (inner, width)
@@ -269,13 +280,14 @@ def require_complete(
             f"{place}: {more[0]} has no place in this decoder of {blocks} blocks; drop it by --map"
             " FILE"
         )
-    if beside.logits.shape[2] != size:
+    if reference.logits.shape[2] != size:
         raise InputError(
-            f"{place}: a head of {size:,} tokens, and logits of {beside.logits.shape[2]:,}"
+            f"{place}: a head of {size:,} tokens, and logits of {reference.logits.shape[2]:,}"
         )
-    if beside.ids.min() < 0 or beside.ids.max() >= size:
+    if reference.ids.min() < 0 or reference.ids.max() >= size:
         raise InputError(
-            f"{place}: input_ids from {beside.ids.min()} to {beside.ids.max()}, and {size:,} tokens"
+            f"{place}: input_ids from {reference.ids.min()} to {reference.ids.max()}, and"
+            f" {size:,} tokens"
         )
     if width % config["num_attention_heads"]:
         raise InputError(
@@ -287,32 +299,32 @@ def require_complete(
 def read_config(place: Path) -> tuple[dict[str, Any], list[str]]:
     """The numbers that weights do not show, under our names; and which of them were assumed."""
     file = (place if place.is_dir() else place.parent) / "config.json"
-    told = read_json(file)
-    if not isinstance(told, dict):
+    config = read_json(file)
+    if not isinstance(config, dict):
         raise InputError(f"{file}: no JSON object; take a new copy")
-    require_body(told, place)
-    told = {**told, **(told.get("rope_parameters") or {})}
-    found = {
-        ours: next((told[name] for name in names if told.get(name) is not None), None)
+    require_body(config, place)
+    config = {**config, **(config.get("rope_parameters") or {})}
+    values = {
+        ours: next((config[name] for name in names if config.get(name) is not None), None)
         for ours, names in ALIASES.items()
     }
-    if found["num_attention_heads"] is None:
+    if values["num_attention_heads"] is None:
         raise InputError(f"{file}: the number of heads is not there; add num_attention_heads")
-    assumed = [f"{name} {value:g}" for name, value in ASSUMED.items() if found[name] is None]
-    ends = {key: told[key] for key in ("bos_token_id", "eos_token_id") if key in told}
+    assumed = [f"{name} {value:g}" for name, value in ASSUMED.items() if values[name] is None]
+    ends = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
     return {
-        **found,
-        **{name: value for name, value in ASSUMED.items() if found[name] is None},
+        **values,
+        **{name: value for name, value in ASSUMED.items() if values[name] is None},
         "ends": ends,
     }, assumed
 
 
-def ways(found: list[Mapped]) -> Iterator[Arrangement]:
+def arrangements(mapped: list[Mapped]) -> Iterator[Arrangement]:
     """Every way that these tensors could be laid out."""
     fused = {
-        tuple(name.split(".", 3)[-1].removesuffix(".weight") for name in one.ours)
-        for one in found
-        if len(one.ours) > 1
+        tuple(name.split(".", 3)[-1].removesuffix(".weight") for name in entry.ours)
+        for entry in mapped
+        if len(entry.ours) > 1
     }
     layouts = ("stacked", "by head") if QKV in fused else ("stacked",)
     for rotary, layout, gate_first in product(
@@ -322,27 +334,31 @@ def ways(found: list[Mapped]) -> Iterator[Arrangement]:
 
 
 def laid_out(
-    tensors: Weights, found: list[Mapped], way: Arrangement, heads: int
+    tensors: Weights, mapped: list[Mapped], arrangement: Arrangement, heads: int
 ) -> tuple[Weights, Weights]:
     """Their tensors under our names and in our layout, float32; and the code's own tensors."""
     weights: Weights = {}
-    for one in found:
-        tensor = tensors[one.source_name]
-        if len(one.ours) > 1:
+    for entry in mapped:
+        tensor = tensors[entry.source_name]
+        if len(entry.ours) > 1:
             tensor = (
-                _by_head(tensor, heads, len(one.ours))
-                if "q_proj" in one.ours[0] and way.fused_qkv == "by head"
+                _by_head(tensor, heads, len(entry.ours))
+                if "q_proj" in entry.ours[0] and arrangement.fused_qkv == "by head"
                 else tensor
             )
-            names = one.ours if way.gate_first or "gate" not in one.ours[0] else one.ours[::-1]
+            names = (
+                entry.ours
+                if arrangement.gate_first or "gate" not in entry.ours[0]
+                else entry.ours[::-1]
+            )
             weights |= dict(zip(names, tensor.chunk(len(names)), strict=True))
-        elif one.ours:
-            weights[one.ours[0]] = tensor
+        elif entry.ours:
+            weights[entry.ours[0]] = tensor
     code: Weights = {
         name: weights.pop(name) for name in ("codebook", "matrix", "offset") if name in weights
     }
     for name, tensor in weights.items():
-        if way.rotary == "neighbours" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if arrangement.rotary == "neighbours" and name.endswith(("q_proj.weight", "k_proj.weight")):
             rows, width = tensor.shape
             tensor = (
                 tensor.view(heads, rows // heads // 2, 2, width)
@@ -364,21 +380,19 @@ def _by_head(tensor: torch.Tensor, heads: int, parts: int) -> torch.Tensor:
 
 
 def difference(
-    weights: Weights, interface: InputInterface, config: dict[str, Any], beside: ReferenceLogits
+    weights: Weights, interface: InputInterface, config: dict[str, Any], reference: ReferenceLogits
 ) -> tuple[float, float]:
     """The largest difference of the reference's logits from those given, and the bound of float32,
     on the first text first.
     """
     arrays = {name: tensor.numpy() for name, tensor in weights.items() if name != TABLE}
     # a trained table is what was given, a code what its spec says
-    given = not interface.spec.fixed and TABLE in weights
-    table = weights[TABLE] if given else interface.materialize()
-    shape = reference.Shape(
-        config["num_attention_heads"], config["rope_theta"], config["rms_norm_eps"]
-    )
-    blocks, worst, bound = reference.layers(arrays), 0.0, 0.0
-    for ids, logits in zip(beside.ids, beside.logits, strict=True):
-        exact = reference.forward({**arrays, TABLE: table.numpy()}, shape, ids)
+    trained = not interface.spec.fixed and TABLE in weights
+    table = weights[TABLE] if trained else interface.materialize()
+    shape = Shape(config["num_attention_heads"], config["rope_theta"], config["rms_norm_eps"])
+    blocks, worst, bound = layers(arrays), 0.0, 0.0
+    for ids, logits in zip(reference.ids, reference.logits, strict=True):
+        exact = forward({**arrays, TABLE: table.numpy()}, shape, ids)
         bound = max(bound, 32 * (blocks + 1) * ROUNDOFF * float(np.abs(exact).max()))
         worst = float(np.maximum(worst, np.abs(exact - logits).max()))  # NaN stays NaN
         if not worst <= bound:
@@ -390,20 +404,20 @@ def _model(
     weights: Weights,
     interface: InputInterface,
     config: dict[str, Any],
-    beside: ReferenceLogits,
+    reference: ReferenceLogits,
     place: Path,
 ) -> Any:
     size, width = weights["lm_head.weight"].shape
-    told = {
+    values = {
         "vocab_size": size,
         "hidden_size": width,
         "intermediate_size": len(weights["model.layers.0.mlp.gate_proj.weight"]),
-        "num_hidden_layers": reference.layers({name: np.empty(0) for name in weights}),
+        "num_hidden_layers": layers({name: np.empty(0) for name in weights}),
         "num_attention_heads": config["num_attention_heads"],
         "rms_norm_eps": config["rms_norm_eps"],
         "rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]},
-        "max_position_embeddings": config["max_position_embeddings"] or beside.ids.shape[1],
+        "max_position_embeddings": config["max_position_embeddings"] or reference.ids.shape[1],
         **config["ends"],
     }
     table = weights.pop(TABLE, torch.empty(0))
-    return assembled(told, interface, weights, table, None, place)
+    return assembled(values, interface, weights, table, None, place)

@@ -77,26 +77,28 @@ class Import:
 def import_model(
     place: Path,
     out: Path,
-    asked: str | None,
+    requested: str | None,
     map_file: Path | None,
     logits: Path | None,
     force: bool,
 ) -> Import:
-    """Imports `place` into `out`. asked: its interface, where it cannot be found or is to be
+    """Imports `place` into `out`. requested: its interface, where it cannot be found or is to be
     another. map_file, logits: of another program's checkpoint. InputError, CheckFailed: nothing is
     written.
     """
-    check_import_options(out, asked, map_file, logits, force)
+    check_import_options(out, requested, map_file, logits, force)
     if not place.exists():
         raise InputError(f"{place}: no such file or folder")
     if place.resolve().is_relative_to(out.resolve()):
         raise InputError(f"{out}: the model lies there; name another --out")
-    _refuse_ours(place, told=map_file is not None or logits is not None)
+    _refuse_ours(place, is_foreign=map_file is not None or logits is not None)
     plain = read_plain(place) if map_file is None and logits is None else None
-    found, mapped = (
-        (compact(plain, asked), []) if plain else import_foreign(place, map_file, logits, asked)
+    imported, mapped = (
+        (compact(plain, requested), [])
+        if plain
+        else import_foreign(place, map_file, logits, requested)
     )
-    model = found.model
+    model = imported.model
     facts = {
         key: getattr(model.config, key)
         for key in ("interface", "spec_sha256", "codebook_sha256", "tokenizer_sha256")
@@ -111,7 +113,12 @@ def import_model(
             if place.is_dir() and (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
         made = Import(
-            place.resolve().name, facts, found.recognised_by, found.compared, notes, tuple(mapped)
+            place.resolve().name,
+            facts,
+            imported.recognised_by,
+            imported.compared,
+            notes,
+            tuple(mapped),
         )
         shown = {
             "name": markdown(made.source),
@@ -124,22 +131,23 @@ def import_model(
 
 
 def check_import_options(
-    out: Path, asked: str | None, map_file: Path | None, logits: Path | None, force: bool
+    out: Path, requested: str | None, map_file: Path | None, logits: Path | None, force: bool
 ) -> None:
     """InputError for an interface that is none, files that are not there, or a folder that may not
     be replaced; said before a model is fetched or read.
     """
-    if asked is not None:
-        InterfaceSpec.parse(asked)
+    if requested is not None:
+        InterfaceSpec.parse(requested)
     for option, file in (("--map", map_file), ("--logits", logits)):
         if file is not None and not file.is_file():
             raise InputError(f"{option} {file}: no such file")
     refuse_taken(out.resolve(), force)
 
 
-def _refuse_ours(place: Path, told: bool) -> None:
-    """What another way leads to: a model of ours, and a file whose folder is meant. told: whether
-    more is told of it, so that it is another program's.
+def _refuse_ours(place: Path, is_foreign: bool) -> None:
+    """Raises InputError for a model of tokencodes, and for one file of a plain Llama folder.
+
+    is_foreign: whether the options mark the place as another program's checkpoint.
     """
     config = place / "config.json"
     if list(place.glob("checkpoints/step-*/manifest.json")) or (
@@ -151,7 +159,7 @@ def _refuse_ours(place: Path, told: bool) -> None:
         )
     folder = place.parent.parent if place.suffix == ".onnx" else place.parent
     part = (
-        not told
+        not is_foreign
         and place.suffix in (".onnx", ".safetensors")
         and (folder / "config.json").is_file()
     )
@@ -162,24 +170,25 @@ def _refuse_ours(place: Path, told: bool) -> None:
 def _notes(place: Path, model: TokenCodeForCausalLM) -> Iterator[str]:
     """InputError where the tokenizer beside it is not the one that it was trained with."""
     folder = place if place.is_dir() else place.parent
-    told = certified(folder)
-    for name in changed_since(folder, told) if told else ():
+    certificate = certified(folder)
+    for name in changed_since(folder, certificate) if certificate else ():
         if name != CARD:
             yield f"{name} is not the file that was certified when it was exported"
-    if told and told.get("weights", "F32") != "F32":
+    if certificate and certificate.get("weights", "F32") != "F32":
         yield (
-            f"its weights were rounded to {told['weights']} when it was exported: what was trained"
-            " is not in that file"
+            f"its weights were rounded to {certificate['weights']} when it was exported: what was"
+            " trained is not in that file"
         )
-    wanted, there = model.config.tokenizer_sha256, place / "tokenizer.json"
-    if not there.is_file():
+    wanted, tokenizer = model.config.tokenizer_sha256, place / "tokenizer.json"
+    if not tokenizer.is_file():
         yield (
             "no tokenizer came with it: put its tokenizer.json into the folder that you import, and"
             " import that again"
         )
-    elif wanted not in (None, found := file_sha256(there)):
+    elif wanted not in (None, digest := file_sha256(tokenizer)):
         raise InputError(
-            f"{there}: SHA-256 {found[:12]}, but the model was trained with {str(wanted)[:12]}; put"
-            " that file there (transformers' save_pretrained writes another one: take the"
+            f"{tokenizer}: SHA-256 {digest[:12]}, but the model was trained with"
+            f" {str(wanted)[:12]}; put that file there"
+            " (transformers' save_pretrained writes another one: take the"
             " export's)"
         )

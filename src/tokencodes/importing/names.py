@@ -91,26 +91,26 @@ class Mapped:
 
 def read_map(file: Path) -> dict[str, tuple[str, ...]]:
     """A map file; InputError where it is none."""
-    told = read_json(file)
-    if not isinstance(told, dict):
+    content = read_json(file)
+    if not isinstance(content, dict):
         raise InputError(f"{file}: a map is a JSON object of their names and ours")
-    found: dict[str, tuple[str, ...]] = {}
-    for theirs, ours in told.items():
+    rules: dict[str, tuple[str, ...]] = {}
+    for pattern, ours in content.items():
         names = [ours] if isinstance(ours, str) else [] if ours is None else ours
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InputError(f"{file}: {theirs!r}: {ours!r} is no name, list of names or null")
-        if any(name.count("{n}") != theirs.count("{n}") for name in names):
-            raise InputError(f"{file}: {theirs!r}: {{n}} stands on one side only")
-        found[theirs] = tuple(names)
-    return found
+            raise InputError(f"{file}: {pattern!r}: {ours!r} is no name, list of names or null")
+        if any(name.count("{n}") != pattern.count("{n}") for name in names):
+            raise InputError(f"{file}: {pattern!r}: {{n}} stands on one side only")
+        rules[pattern] = tuple(names)
+    return rules
 
 
-def mapping(names: list[str], told: dict[str, tuple[str, ...]]) -> list[Mapped]:
+def mapping(names: list[str], rules: dict[str, tuple[str, ...]]) -> list[Mapped]:
     """What each of their tensors is. InputError names the first that neither the map nor a rule
     knows, or two that would be the same.
     """
-    found = [_mapped(name, told) for name in sorted(names)]
-    unknown = [one.source_name for one in found if one.by == "unknown"]
+    mapped = [_mapped(name, rules) for name in sorted(names)]
+    unknown = [entry.source_name for entry in mapped if entry.by == "unknown"]
     if unknown:
         raise InputError(
             f"{len(unknown)} tensors have names that no rule knows, first {unknown[0]!r}; say by"
@@ -118,23 +118,23 @@ def mapping(names: list[str], told: dict[str, tuple[str, ...]]) -> list[Mapped]:
             " drop)"
         )
     taken: dict[str, str] = {}
-    for one in found:
-        for ours in one.ours:
+    for entry in mapped:
+        for ours in entry.ours:
             if ours in taken:
                 raise InputError(
-                    f"{taken[ours]!r} and {one.source_name!r} would both be {ours}; say by --map"
+                    f"{taken[ours]!r} and {entry.source_name!r} would both be {ours}; say by --map"
                     " FILE which it is"
                 )
-            taken[ours] = one.source_name
-    return found
+            taken[ours] = entry.source_name
+    return mapped
 
 
-def _mapped(name: str, told: dict[str, tuple[str, ...]]) -> Mapped:
-    for theirs, ours in told.items():
-        fits = re.fullmatch(re.escape(theirs).replace(r"\{n\}", r"(\d+)"), name)
+def _mapped(name: str, rules: dict[str, tuple[str, ...]]) -> Mapped:
+    for pattern, ours in rules.items():
+        fits = re.fullmatch(re.escape(pattern).replace(r"\{n\}", r"(\d+)"), name)
         if fits:
             number = fits.group(1) if fits.groups() else ""
-            return Mapped(name, tuple(one.replace("{n}", number) for one in ours), "map file")
+            return Mapped(name, tuple(target.replace("{n}", number) for target in ours), "map file")
     bare = name
     while bare.startswith(WRAPPERS):
         bare = bare.partition(".")[2]
@@ -148,7 +148,7 @@ def _mapped(name: str, told: dict[str, tuple[str, ...]]) -> Mapped:
             if re.fullmatch(rule, inside):
                 return Mapped(
                     name,
-                    tuple(f"model.layers.{block.group(1)}.{one}.weight" for one in ours),
+                    tuple(f"model.layers.{block.group(1)}.{target}.weight" for target in ours),
                     "rule",
                 )
     elif not block and ending:

@@ -70,12 +70,13 @@ class Imported:
     compared: str
 
 
-def compact(plain: Plain, asked: str | None) -> Imported:
-    """asked: the interface, where it is known; else the plain model's own word for it, else it is
-    found. The plain model's tensors are used up.
+def compact(plain: Plain, requested: str | None) -> Imported:
+    """The compact model of a plain Llama. The tensors of the plain model are used up.
 
-    InputError: a tied or incomplete model, a table that is not the code that it is said to be, or
-    no code. CheckFailed: the compact model's logits are not the plain one's.
+    requested: the interface, where it is known. Without it, the plain model's own claim is used.
+    Without a claim, the code is searched in the table. Raises InputError if the model is tied or
+    incomplete, or if the table is not the named code or no code. Raises CheckFailed if the logits
+    of the compact model differ from the plain model's.
     """
     refuse_tied(plain.config, plain.place)
     weights = plain.weights
@@ -96,31 +97,36 @@ def compact(plain: Plain, asked: str | None) -> Imported:
         "rope_parameters", {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)}
     )
     table = weights.pop(TABLE).float()
-    interface, found = interface_of_table(table.numpy(), asked, plain.claim, plain.place)
+    interface, recognised_by = interface_of_table(
+        table.numpy(), requested, plain.claim, plain.place
+    )
     model = assembled(config, interface, weights, table, plain.tokenizer_sha256, plain.place)
-    own, theirs = Transformers(model), plain.answers
-    ours = np.stack([own.logits(row) for row in theirs.ids])
-    apart, largest = float(np.abs(ours - theirs.logits).max()), float(np.abs(theirs.logits).max())
+    runtime, answers = Transformers(model), plain.answers
+    logits = np.stack([runtime.logits(row) for row in answers.ids])
+    apart, largest = (
+        float(np.abs(logits - answers.logits).max()),
+        float(np.abs(answers.logits).max()),
+    )
     spec = interface.spec
-    exact = theirs.exact and (spec.learned or spec.lift != "orthogonal")
+    exact = answers.exact and (spec.learned or spec.lift != "orthogonal")
     if not apart <= (0.0 if exact else max(logit_bound(model, largest), LOOSE)):
         raise CheckFailed(
             f"{plain.place}: the compact model's logits differ by up to {apart:.1e}; nothing was"
             " written"
         )
-    told = "bit by bit" if apart == 0.0 else f"up to {apart:.1e}"
+    agreement = "bit by bit" if apart == 0.0 else f"up to {apart:.1e}"
     return Imported(
         model,
-        found,
-        f"measured on {theirs.ids.size} drawn ids: the logits of {theirs.program} {told}",
+        recognised_by,
+        f"measured on {answers.ids.size} drawn ids: the logits of {answers.program} {agreement}",
     )
 
 
-def refuse_tied(told: dict[str, Any], folder: Path) -> None:
+def refuse_tied(config: dict[str, Any], folder: Path) -> None:
     """A tied configuration would put the table in the head's place, whatever the file holds, and
     report success.
     """
-    if told.get("tie_word_embeddings"):
+    if config.get("tie_word_embeddings"):
         raise InputError(
             f"{folder}/config.json: tie_word_embeddings is true, so loading would overwrite the"
             " head by the input table; if the model has a head of its own, set it to false there"
@@ -128,16 +134,16 @@ def refuse_tied(told: dict[str, Any], folder: Path) -> None:
 
 
 def interface_of_table(
-    table_VD: np.ndarray, asked: str | None, claim: str | None, place: Path
+    table_VD: np.ndarray, requested: str | None, claim: str | None, place: Path
 ) -> tuple[InputInterface, str]:
     """The interface whose vectors are these, and how it was found."""
     size, width = table_VD.shape
-    wanted = asked or claim
+    wanted = requested or claim
     if wanted is None:
-        found = fit(table_VD)
-        return found, f"{found.spec}, found in the table"
+        fitted = fit(table_VD)
+        return fitted, f"{fitted.spec}, found in the table"
     spec = InterfaceSpec.parse(wanted)
-    said = f"{spec}, as {'asked for' if asked else 'its file says'}"
+    said = f"{spec}, as {'asked for' if requested else 'its file says'}"
     if spec.learned:
         return build_interface(spec, size, width), said
     if spec.fixed:
@@ -185,7 +191,7 @@ def given_of(spec: InterfaceSpec, table_VD: np.ndarray) -> Given:
 
 
 def assembled(
-    told: dict[str, Any],
+    values: dict[str, Any],
     interface: InputInterface,
     weights: Weights,
     table: torch.Tensor,
@@ -213,7 +219,7 @@ def assembled(
     }
     kept = {
         key: value
-        for key, value in told.items()
+        for key, value in values.items()
         if key not in leave and not key.startswith("transformers")
     }
     config = TokenCodeConfig(
@@ -238,10 +244,10 @@ def assembled(
             assign=True,
         )
     except RuntimeError as error:
-        told_lines = str(error).splitlines()
+        lines = str(error).splitlines()
         raise InputError(
             f"{place}: not the tensors of a Llama of its shape"
-            f" ({' '.join(told_lines[:2]).strip()[:200]})"
+            f" ({' '.join(lines[:2]).strip()[:200]})"
         ) from None
     model.input_interface.check()
     return model.eval()

@@ -59,10 +59,10 @@ def _reader(place: Path) -> tuple[Callable[[Path], Plain] | None, Path]:
         return read_gguf, files[0]
     if not (place / "config.json").is_file():
         return None, place
-    told = read_json(place / "config.json")
-    if not isinstance(told, dict):
+    config = read_json(place / "config.json")
+    if not isinstance(config, dict):
         raise InputError(f"{place}/config.json: no JSON object; take a new copy")
-    if told.get("model_type") != "llama":
+    if config.get("model_type") != "llama":
         return None, place
     graph = place / "onnx" / "model.onnx"
     return (
@@ -76,7 +76,7 @@ def read_folder(folder: Path) -> Plain:
     """Of transformers."""
     config = read_json(folder / "config.json")
     refuse_tied(config, folder)  # before anything opens it
-    told = config.get("tokencodes", {})
+    metadata = config.get("tokencodes", {})
     shapes = _shapes(folder)
     if not {TABLE, "lm_head.weight"} <= shapes.keys():
         raise InputError(
@@ -94,8 +94,8 @@ def read_folder(folder: Path) -> Plain:
         folder,
         config,
         read_weights(folder),
-        told.get("interface"),
-        told.get("tokenizer_sha256"),
+        metadata.get("interface"),
+        metadata.get("tokenizer_sha256"),
         answers,
     )
 
@@ -129,16 +129,16 @@ def read_gguf(file: Path) -> Plain:
     runtime = Transformers.open(file.parent, torch.float32, gguf_file=file.name)
     config = runtime.model.config
     config.rms_norm_eps = float(str(np.float32(config.rms_norm_eps)))  # the file has it in float32
-    told = {key: value for key, value in config.to_dict().items() if key not in OF_THE_READER}
+    values = {key: value for key, value in config.to_dict().items() if key not in OF_THE_READER}
     # not the reader's own
-    told |= {
+    values |= {
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _ends(fields),
     }
     runtime.exact = False  # that epsilon
-    answers, weights = answers_of(runtime, told), dict(runtime.model.state_dict())
+    answers, weights = answers_of(runtime, values), dict(runtime.model.state_dict())
     claim, sha256 = fields.get("tokencodes.interface"), fields.get("tokencodes.tokenizer_sha256")
-    return Plain(file, told, weights, claim, sha256, answers)
+    return Plain(file, values, weights, claim, sha256, answers)
 
 
 def _ends(fields: dict[str, Any]) -> int | list[int] | None:
@@ -173,7 +173,7 @@ def read_onnx(file: Path) -> Plain:
             array = numpy_helper.to_array(tensor)
             weights[tensor.name] = torch.from_numpy((array.T if array.ndim == 2 else array).copy())
             tensor.Clear()  # or every matrix is there twice at the end
-    props = {one.key: one.value for one in proto.metadata_props}
+    props = {prop.key: prop.value for prop in proto.metadata_props}
     sha256 = props.get("tokenizer_sha256")
     claim = None if sha256 in (None, "None") else sha256
     return Plain(file, config, weights, props.get("interface"), claim, answers)
@@ -189,10 +189,10 @@ def _input_table(proto: Any, size: int) -> np.ndarray:
     session = onnxruntime.InferenceSession(
         part.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    found: np.ndarray = session.run(None, {"input_ids": np.arange(size, dtype=np.int64)[None]})[0][
+    table: np.ndarray = session.run(None, {"input_ids": np.arange(size, dtype=np.int64)[None]})[0][
         0
     ]
-    return found
+    return table
 
 
 def _files(folder: Path) -> list[Path]:
@@ -204,19 +204,19 @@ def _files(folder: Path) -> list[Path]:
 
 def _shapes(folder: Path) -> dict[str, list[int]]:
     """Of the tensors in a folder's safetensors files; nothing is read but their heads."""
-    found: dict[str, list[int]] = {}
+    shapes: dict[str, list[int]] = {}
     for file in _files(folder):
         with safe_open(file, "pt") as opened:
-            found |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118 (it is no dictionary)
-    return found
+            shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118 (it is no dictionary)
+    return shapes
 
 
 def read_weights(folder: Path) -> Weights:
     """Every tensor of a folder's safetensors files."""
-    found: Weights = {}
+    weights: Weights = {}
     for file in _files(folder):
         try:
-            found |= load_file(file)
+            weights |= load_file(file)
         except (SafetensorError, json.JSONDecodeError) as error:
             raise InputError(f"{file}: damaged ({error}); take a new copy") from None
-    return found
+    return weights

@@ -22,13 +22,13 @@ from tokencodes.verify.check import row_not_finite
 
 
 def interfaces_of(
-    weights: Weights, code: Weights, asked: str | None, place: Path
+    weights: Weights, code: Weights, requested: str | None, place: Path
 ) -> Iterator[InputInterface]:
     """What the input may be: the table's code or the table itself; a stored codebook or matrix
     behind each copying lift.
 
-    asked: the interface, where it is known. InputError: what is stored is not that of `asked`, or
-    is no code.
+    requested: the interface, where it is known. Raises InputError if the stored code is not that of
+    `requested`, or is no code.
     """
     size, width = weights["lm_head.weight"].shape
     for name, tensor in code.items():
@@ -37,12 +37,12 @@ def interfaces_of(
                 f"{place}: its {name} is not finite in row {row_not_finite(tensor)}; take a new"
                 " copy"
             )
-    if asked is not None and TABLE in weights:
-        yield interface_of_table(weights[TABLE].numpy(), asked, None, place)[0]
-    elif asked is not None:
-        spec = InterfaceSpec.parse(asked)
+    if requested is not None and TABLE in weights:
+        yield interface_of_table(weights[TABLE].numpy(), requested, None, place)[0]
+    elif requested is not None:
+        spec = InterfaceSpec.parse(requested)
         if not spec.fixed:
-            raise InputError(f"--interface {asked}: no input table among the tensors")
+            raise InputError(f"--interface {requested}: no input table among the tensors")
         _require_stored(spec, size, code, place)
         yield build_interface(spec, size, width)
     elif TABLE in weights:

@@ -24,10 +24,10 @@ def build_interface(
     sha256: str | None = None,
     given: Given | None = None,
 ) -> InputInterface:
-    """The interface of a spec for V tokens and width D; InputError where the three do not fit.
+    """The interface of a spec for V tokens and width D.
 
-    sha256: the codebook hash that it must have. given: `order`, or `matrix` and `offset`, where the
-    spec names them by hash.
+    `sha256` is the codebook hash that it must have. `given` holds `order`, or `matrix` and
+    `offset`, if the spec names them by hash. Raises InputError if spec, V and D do not fit.
     """
     if spec.learned:
         return LearnedTable(spec, vocab_size, hidden_size)
@@ -36,7 +36,7 @@ def build_interface(
 
 
 def refuse_resize(*args: Any, **kwargs: Any) -> NoReturn:
-    """What `resize_token_embeddings` is where the input is fixed."""
+    """Replaces `resize_token_embeddings` of a fixed input. Always raises InputError."""
     raise InputError(
         "a fixed code cannot be resized: its width and words belong to the vocabulary; build the"
         " interface for the new vocabulary with swap_input on the original model"
@@ -44,7 +44,7 @@ def refuse_resize(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def refuse_tied_head(model: "PreTrainedModel") -> None:
-    """InputError where a model's head is its input table, or its configuration asks for that."""
+    """Raises InputError if the head shares the input table, or if the configuration ties them."""
     if getattr(model.config, "tie_word_embeddings", False):
         raise InputError(TIED)
     head = model.get_output_embeddings()

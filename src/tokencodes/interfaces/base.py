@@ -56,8 +56,9 @@ class InputInterface(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, ids: Tensor) -> Tensor:
-        """The vectors of these tokens; InputError for ids that are no integers or (on a CPU)
-        outside 0 ... V-1.
+        """Returns the vectors of these tokens.
+
+        Raises InputError if the ids are not integers or (on a CPU) are outside 0 ... V-1.
         """
 
     def looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
@@ -90,8 +91,9 @@ class InputInterface(nn.Module, ABC):
 
     @abstractmethod
     def reset_buffers(self) -> None:
-        """Writes every buffer anew from the spec: after `to_empty`, or where a file did not bring
-        it.
+        """Writes every buffer again from the spec.
+
+        Call it after `to_empty`, or if a file did not contain the buffers.
         """
 
     @abstractmethod
@@ -100,8 +102,9 @@ class InputInterface(nn.Module, ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """CodeMismatch (an InputError) if a buffer is not, bit by bit, what the spec says. Called
-        at every load.
+        """Checks every buffer against the spec, bit by bit. It is called at every load.
+
+        Raises CodeMismatch (an InputError) if a buffer differs.
         """
 
     @abstractmethod

@@ -296,9 +296,9 @@ class FixedCode(_Coded):
         return tables_sha256(self.spec, stored, book_sha256)
 
     def describe(self) -> InterfaceFacts:
-        book, found = self._book(), shapes(self.spec, self.vocab_size, self.hidden_size)
+        book, table_shapes = self._book(), shapes(self.spec, self.vocab_size, self.hidden_size)
         norms_V = book.squared_norms(self.hidden_size)
-        logical = {name: int(np.prod(shape)) for name, (shape, _) in found.items()}
+        logical = {name: int(np.prod(shape)) for name, (shape, _) in table_shapes.items()}
         if "codebook" in logical:
             logical["codebook"] = self.vocab_size * self.code_width
         return InterfaceFacts(
@@ -306,7 +306,8 @@ class FixedCode(_Coded):
             trainable_parameters=0,
             buffer_entries=sum(logical.values()),
             buffer_bytes=sum(
-                int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in found.values()
+                int(np.prod(shape)) * np.dtype(dtype).itemsize
+                for shape, dtype in table_shapes.values()
             ),
             spec_sha256=self.spec.sha256(self.vocab_size, self.hidden_size),
             codebook_sha256=self.sha256,

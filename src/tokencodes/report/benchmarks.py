@@ -101,9 +101,9 @@ def _contrast(study: StudyResult, evaluations: Evaluations, arm: str) -> ArmCont
     pairs = paired(opened(study.baseline), opened(arm))
     if not pairs:
         raise InputError(f"no seed of {arm} and of {study.baseline} is both finished and evaluated")
-    found = compared(pairs, same_recipe=study.same_recipe(study.baseline, arm))
-    note = pairing_note(found) if len(pairs) > 1 else ""
-    return ArmContrast(grid_of(found), forest(found), sentences(found), note)
+    contrast = compared(pairs, same_recipe=study.same_recipe(study.baseline, arm))
+    note = pairing_note(contrast) if len(pairs) > 1 else ""
+    return ArmContrast(grid_of(contrast), forest(contrast), sentences(contrast), note)
 
 
 def _mean(metric: str, values: list[float | None]) -> str:
@@ -125,14 +125,14 @@ def _cell(metric: str, value: float | None) -> str:
 def _results(evaluations: Evaluations) -> Grid:
     """A column an arm: the mean over its seeds, and the single values where there are several."""
     every = [record.results for records in evaluations.values() for record in records.values()]
-    asked = dict.fromkeys(
+    columns = dict.fromkeys(
         (name, metric)
         for results in every
         for name, result in results.items()
         for metric in result.given
     )
     rows = []
-    for name, metric in asked:
+    for name, metric in columns:
         if metric in LEFT_OUT:
             continue
         cells = []

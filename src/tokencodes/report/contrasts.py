@@ -54,65 +54,68 @@ def p_value(value: float | None) -> str:
     return "-" if value is None else "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
-def table_of(told: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def table_of(contrast: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: one metric of one benchmark each, pre-declared endpoints marked with a
     star.
     """
-    own = "each seed" if told["pairs"] > 1 else "McNemar p, raw"
+    own = "each seed" if contrast["pairs"] > 1 else "McNemar p, raw"
     columns = [
         "benchmark",
         "metric",
         "documents (clusters)",
-        told["base"],
-        told["other"],
+        contrast["base"],
+        contrast["other"],
         "difference",
         "95 % interval",
         "p, adjusted",
         own,
     ]
     return [*columns, "detectable", "p within margin, adjusted", "says"], [
-        _row(one) for one in told["contrasts"]
+        _row(row) for row in contrast["contrasts"]
     ]
 
 
-def _row(one: dict[str, Any]) -> list[str]:
-    metric, found = one["metric"], one["difference"]
-    head = [title_of(one["benchmark"]), NAMES[metric] + (" *" if one["endpoint"] else "")]
-    means = [scaled(metric, one["base"]), scaled(metric, one["other"])]
+def _row(row: dict[str, Any]) -> list[str]:
+    metric, difference = row["metric"], row["difference"]
+    head = [title_of(row["benchmark"]), NAMES[metric] + (" *" if row["endpoint"] else "")]
+    means = [scaled(metric, row["base"]), scaled(metric, row["other"])]
     interval = (
         "-"
-        if found["low"] is None
-        else f"{scaled(metric, found['low'], True)} to {scaled(metric, found['high'], True)}"
+        if difference["low"] is None
+        else f"{scaled(metric, difference['low'], True)} to"
+        f" {scaled(metric, difference['high'], True)}"
     )
-    own = p_value(one["mcnemar"]["p"]) if one["mcnemar"] else "-"
-    if one["differences"]:
-        own = ", ".join(scaled(metric, value, True) for value in one["differences"])
-    possible = one["detectable"] is not None and (metric not in ACCURACIES or one["detectable"] < 1)
+    own = p_value(row["mcnemar"]["p"]) if row["mcnemar"] else "-"
+    if row["differences"]:
+        own = ", ".join(scaled(metric, value, True) for value in row["differences"])
+    possible = row["detectable"] is not None and (metric not in ACCURACIES or row["detectable"] < 1)
     detectable = (
-        scaled(metric, one["detectable"])
+        scaled(metric, row["detectable"])
         if possible
         else "-"
-        if one["detectable"] is None
+        if row["detectable"] is None
         else "none"
     )
-    rest = [p_value(one["adjusted"]), own, detectable, p_value(one["equivalence"]), one["says"]]
+    rest = [p_value(row["adjusted"]), own, detectable, p_value(row["equivalence"]), row["says"]]
     drawn = (
-        f"{found['documents']:,} ({found['clusters']:,})"
-        if not one["differences"]
-        else f"{len(one['differences'])} seeds"
+        f"{difference['documents']:,} ({difference['clusters']:,})"
+        if not row["differences"]
+        else f"{len(row['differences'])} seeds"
     )
-    return [*head, drawn, *means, scaled(metric, found["estimate"], True), interval, *rest]
+    return [*head, drawn, *means, scaled(metric, difference["estimate"], True), interval, *rest]
 
 
-def forest(told: dict[str, Any]) -> str:
+def forest(contrast: dict[str, Any]) -> str:
     """Paired differences with their intervals, the single seeds as dots: of accuracies in points,
     of bits per byte below. Hollow where no error could be told. Nats a document have no common
     scale, so they are in the table alone.
     """
-    panels = [([one for one in told["contrasts"] if one["metric"] in ACCURACIES], 100.0, "points")]
+    panels = [
+        ([row for row in contrast["contrasts"] if row["metric"] in ACCURACIES], 100.0, "points")
+    ]
     panels.append(
         (
-            [one for one in told["contrasts"] if one["metric"] == "bits_per_byte"],
+            [row for row in contrast["contrasts"] if row["metric"] == "bits_per_byte"],
             1.0,
             "bits per byte",
         )
@@ -120,25 +123,25 @@ def forest(told: dict[str, Any]) -> str:
     panels = [panel for panel in panels if panel[0]]
     if not panels:
         return ""
-    sizes = [1.2 + 0.32 * len(some) for some, _, _ in panels]
+    sizes = [1.2 + 0.32 * len(rows) for rows, _, _ in panels]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, sum(sizes)))
         grid = figure.add_gridspec(len(panels), 1, height_ratios=sizes)
-        for number, (some, scale, unit) in enumerate(panels):
+        for number, (rows, scale, unit) in enumerate(panels):
             axes = figure.add_subplot(grid[number])
-            _forest_panel(axes, some, scale)
-            axes.set_xlabel(f"{told['other']} - {told['base']}, {unit}")
+            _forest_panel(axes, rows, scale)
+            axes.set_xlabel(f"{contrast['other']} - {contrast['base']}, {unit}")
         figure.tight_layout()
     return svg(figure, "forest")
 
 
-def _forest_panel(axes: Any, some: list[dict[str, Any]], scale: float) -> None:
-    for place, one in enumerate(reversed(some)):
-        found, colour = one["difference"], COLOURS[1] if one["endpoint"] else COLOURS[7]
+def _forest_panel(axes: Any, rows: list[dict[str, Any]], scale: float) -> None:
+    for place, row in enumerate(reversed(rows)):
+        difference, colour = row["difference"], COLOURS[1] if row["endpoint"] else COLOURS[7]
         inside = colour
-        if found["low"] is not None and found["error"]:
+        if difference["low"] is not None and difference["error"]:
             axes.plot(
-                [scale * found["low"], scale * found["high"]],
+                [scale * difference["low"], scale * difference["high"]],
                 [place, place],
                 color=colour,
                 linewidth=1.6,
@@ -146,56 +149,58 @@ def _forest_panel(axes: Any, some: list[dict[str, Any]], scale: float) -> None:
         else:
             inside = "none"
         axes.plot(
-            [scale * found["estimate"]],
+            [scale * difference["estimate"]],
             [place],
             marker="s",
             markersize=6,
             color=colour,
             markerfacecolor=inside,
         )
-        for value in one["differences"]:
+        for value in row["differences"]:
             axes.plot(
                 [scale * value], [place - 0.25], marker="o", markersize=3, color=colour, alpha=0.7
             )
     axes.set_yticks(
-        range(len(some)),
-        [f"{title_of(one['benchmark'])} {NAMES[one['metric']]}" for one in reversed(some)],
+        range(len(rows)),
+        [f"{title_of(row['benchmark'])} {NAMES[row['metric']]}" for row in reversed(rows)],
         fontsize=9,
     )
-    axes.set_ylim(-0.6, len(some) - 0.4)
+    axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.axvline(0, color="#444444", linewidth=1)
     axes.grid(axis="y", visible=False)
 
 
-def grid_of(told: dict[str, Any]) -> Grid:
+def grid_of(contrast: dict[str, Any]) -> Grid:
     """With what its columns mean. What each row says stands below the table on a page, where a
     sentence has room.
     """
-    columns, rows = table_of(told)
-    margins = told["margins"]
+    columns, rows = table_of(contrast)
+    margins = contrast["margins"]
     note = (
-        (OVER_SEEDS if told["pairs"] > 1 else OF_CHECKPOINTS)
+        (OVER_SEEDS if contrast["pairs"] > 1 else OF_CHECKPOINTS)
         + f" Margins: {100 * margins['accuracy']:g} points, {margins['bits_per_byte']:g} bits per"
         " byte."
     )
-    if not told["held_out"] and any(one["benchmark"] == EMBEDDED.name for one in told["contrasts"]):
+    if not contrast["held_out"] and any(
+        row["benchmark"] == EMBEDDED.name for row in contrast["contrasts"]
+    ):
         note += (
             f" {EMBEDDED.title.capitalize()}: not known to be held out of training on both sides."
         )
-    if told["not_told"]:
-        note += f" Left out, because one cluster gives no error: {'; '.join(told['not_told'])}."
-    return Grid(told["title"], columns, rows, 2, note, words=True)
+    if contrast["not_told"]:
+        note += f" Left out, because one cluster gives no error: {'; '.join(contrast['not_told'])}."
+    return Grid(contrast["title"], columns, rows, 2, note, words=True)
 
 
-def pairing_note(told: dict[str, Any]) -> str:
+def pairing_note(contrast: dict[str, Any]) -> str:
     """By what the evaluations of several seeds were paired."""
-    if told["paired_by"] == "run seeds":
+    if contrast["paired_by"] == "run seeds":
         return (
             "Pairs: by the run seed that each evaluation has on record. In each pair both models"
             " began from the same body and head and saw the same windows, by hash."
         )
     names = ", ".join(
-        f"{Path(base).name} with {Path(other).name}" for base, other in told["paired"]
+        f"{Path(base).name} with {Path(other).name}" for base, other in contrast["paired"]
     )
     return (
         f"PAIRS BY FOLDER NAME ALONE ({names}): these evaluations name no run. Nothing shows that"
@@ -204,45 +209,45 @@ def pairing_note(told: dict[str, Any]) -> str:
     )
 
 
-def sentences(told: dict[str, Any]) -> list[str]:
+def sentences(contrast: dict[str, Any]) -> list[str]:
     """What each row says; endpoints come first."""
     return [
-        f"{title_of(one['benchmark'])}, {NAMES[one['metric']]}: {one['says']}"
-        for one in told["contrasts"]
+        f"{title_of(row['benchmark'])}, {NAMES[row['metric']]}: {row['says']}"
+        for row in contrast["contrasts"]
     ]
 
 
-def write_contrast(told: dict[str, Any], folder: Path) -> Path:
+def write_contrast(contrast: dict[str, Any], folder: Path) -> Path:
     """contrast.json, .md, .csv, .tex, forest.svg, contrast.html; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    grid, picture = grid_of(told), forest(told)
+    grid, picture = grid_of(contrast), forest(contrast)
     grid.write(folder, "contrast")
-    write_json(folder / "contrast.json", told)
+    write_json(folder / "contrast.json", contrast)
     write_text(folder / "forest.svg", picture)
     models = (
-        f"{told['models'][1]} - {told['models'][0]}"
-        if told["pairs"] == 1
-        else f"{told['pairs']} pairs of runs, by seed"
+        f"{contrast['models'][1]} - {contrast['models'][0]}"
+        if contrast["pairs"] == 1
+        else f"{contrast['pairs']} pairs of runs, by seed"
     )
     lead = [
-        f"{models}, {told['dtype']}. What is claimed here is about {told['level']}, on one set of"
-        f" requests ({told['requests_sha256'][:12]}, {told['context_length']:,} tokens read at"
-        " once)."
+        f"{models}, {contrast['dtype']}. What is claimed here is about {contrast['level']}, on one"
+        f" set of requests ({contrast['requests_sha256'][:12]}, {contrast['context_length']:,}"
+        " tokens read at once)."
     ]
-    if told["pairs"] > 1:
-        lead.append(pairing_note(told))
+    if contrast["pairs"] > 1:
+        lead.append(pairing_note(contrast))
     caption = (
         "Paired differences with 95 % intervals; pre-declared endpoints in blue; hollow where no"
         " error can be told."
     )
     figures = [{"svg": picture, "caption": caption}] if picture else []
-    grids, findings = [replace(grid, title="Every metric").without_words()], sentences(told)
+    grids, findings = [replace(grid, title="Every metric").without_words()], sentences(contrast)
     page = folder / "contrast.html"
     write_text(
         page,
         rendered(
             "sheet.html.j2",
-            title=told["title"],
+            title=contrast["title"],
             lead=lead,
             findings=findings,
             figures=figures,

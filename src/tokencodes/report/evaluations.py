@@ -45,11 +45,12 @@ def results_grid(evaluations: Sequence[Record]) -> Grid:
     """Every metric of every benchmark, a column an evaluation, beside the paper's three models and
     its SmolLM2-135M.
     """
-    asked = [
+    measured = [
         (name, metric) for name, first in evaluations[0]["results"].items() for metric in first
     ]
-    known = any(TABLE_3.get(one) for one in asked)  # the paper asked none of `embedded` and `cloze`
-    beside = (
+    # The paper measured neither `embedded` nor `cloze`.
+    known = any(TABLE_3.get(pair) for pair in measured)
+    paper_columns = (
         [MODELS.index(name) for name in ("Learned", "Binary16", "GF2", "SmolLM2-135M")]
         if known
         else []
@@ -57,29 +58,34 @@ def results_grid(evaluations: Sequence[Record]) -> Grid:
     columns = [
         "benchmark",
         "metric",
-        *(_name(one) for one in evaluations),
+        *(_name(evaluation) for evaluation in evaluations),
         "chance",
         "documents",
         "ties",
     ]
-    columns += [f"paper: {MODELS[n]}" for n in beside]
-    audits = {one["name"]: one for one in evaluations[0]["audit"]}
+    columns += [f"paper: {MODELS[n]}" for n in paper_columns]
+    audits = {audit["name"]: audit for audit in evaluations[0]["audit"]}
     rows = []
     for name, first in evaluations[0]["results"].items():
         for metric in first:
             if metric in (*NOT_METRICS, "byte_perplexity"):
                 continue
             size = first["documents"]
-            ours = [_shown(metric, one["results"][name][metric], size) for one in evaluations]
+            ours = [
+                _shown(metric, evaluation["results"][name][metric], size)
+                for evaluation in evaluations
+            ]
             choices = audits[name]["requests"] / size
             chance = percent(1 / choices) if metric.startswith("acc") and choices > 1 else "-"
             paper = TABLE_3.get((name, metric))
             cells = (
-                ["-"] * len(beside)
+                ["-"] * len(paper_columns)
                 if paper is None
-                else [_cell(*paper[number]) for number in beside]
+                else [_cell(*paper[number]) for number in paper_columns]
             )
-            ties = " / ".join(_ties(one["results"][name], metric) for one in evaluations)
+            ties = " / ".join(
+                _ties(evaluation["results"][name], metric) for evaluation in evaluations
+            )
             rows.append([title_of(name), metric, *ours, chance, f"{size:,}", ties, *cells])
     note = (
         "Accuracies in percent, ± their standard error over documents as if these were independent."
@@ -99,20 +105,20 @@ def results_grid(evaluations: Sequence[Record]) -> Grid:
 
 def _ties(results: dict[str, Any], metric: str) -> str:
     """How many documents of a benchmark were ties by a metric."""
-    found = results.get("ties", {}).get(metric)
-    return "-" if found is None else f"{found['best']:,} ({found['all']:,})"
+    counts = results.get("ties", {}).get(metric)
+    return "-" if counts is None else f"{counts['best']:,} ({counts['all']:,})"
 
 
-def _tied(told: Record) -> list[str]:
+def _tied(evaluation: Record) -> list[str]:
     """A sentence for each endpoint of which a tenth of the documents or more are ties."""
     lines = []
-    for name, values in told["results"].items():
+    for name, values in evaluation["results"].items():
         metric = BENCHMARKS[name].endpoint if name in BENCHMARKS else "acc"
-        found = values.get("ties", {}).get(metric)
-        if found and 10 * found["best"] >= values["documents"]:
+        counts = values.get("ties", {}).get(metric)
+        if counts and 10 * counts["best"] >= values["documents"]:
             lines.append(
-                f"{title_of(name)}: {found['best']:,} of {values['documents']:,} documents are ties"
-                f" in {metric}. There the first of the best choices counts, whatever the model"
+                f"{title_of(name)}: {counts['best']:,} of {values['documents']:,} documents are"
+                f" ties in {metric}. There the first of the best choices counts, whatever the model"
                 " prefers."
             )
     return lines
@@ -122,21 +128,21 @@ def _cell(value: float, error: float | None) -> str:
     return f"{value:.2f}" + (f" ±{error:.2f}" if error is not None else "")
 
 
-def _name(told: Record) -> str:
+def _name(evaluation: Record) -> str:
     """Of a run its arm and seed; else the last part of what was named."""
     parts = [
         part
-        for part in Path(told["identity"]["model"]).parts
+        for part in Path(evaluation["identity"]["model"]).parts
         if part not in ("model", "checkpoints")
     ]
     if parts and parts[-1].startswith("step-"):
         parts.pop()
     return "/".join(parts[-2:] if parts and parts[-1].startswith("seed-") else parts[-1:]) or str(
-        told["identity"]["model"]
+        evaluation["identity"]["model"]
     )
 
 
-def audit_grid(told: Record) -> Grid:
+def audit_grid(evaluation: Record) -> Grid:
     """What was asked."""
     columns = [
         "benchmark",
@@ -152,35 +158,35 @@ def audit_grid(told: Record) -> Grid:
     keys = ("documents", "requests", "truncated", "dropped", "tokens", "scored", "lost", "prefixed")
     rows = [
         [
-            title_of(one["name"]),
-            *("not known" if one[key] is None else f"{one[key]:,}" for key in keys),
+            title_of(audit["name"]),
+            *("not known" if audit[key] is None else f"{audit[key]:,}" for key in keys),
         ]
-        for one in told["audit"]
+        for audit in evaluation["audit"]
     ]
     note = (
         "Truncated: contexts that lost tokens to the limit of"
-        f" {told['identity']['context_length']:,}. Lost: bytes of text that no token stands for."
-        " Tokens: what all requests have, common beginnings counted each time; scored: those whose"
-        " log-probability is asked for; prefixed: requests without a context, which begin after"
-        f" the prefix token. Requests as a whole: {told['requests_sha256'][:12]}."
+        f" {evaluation['identity']['context_length']:,}. Lost: bytes of text that no token stands"
+        " for. Tokens: what all requests have, common beginnings counted each time; scored:"
+        " those whose log-probability is asked for; prefixed: requests without a context, which"
+        f" begin after the prefix token. Requests as a whole: {evaluation['requests_sha256'][:12]}."
     )
     return Grid("Audit", columns, rows, 1, note)
 
 
-def sensitivity_grids(told: Record) -> list[Grid]:
+def sensitivity_grids(evaluation: Record) -> list[Grid]:
     """One for each thing that a result may hang on, where it occurs."""
-    found, grids = told["sensitivity"], []
-    if found["prefix"]:
+    sensitivity, grids = evaluation["sensitivity"], []
+    if sensitivity["prefix"]:
         rows = [
             [
-                title_of(one["benchmark"]),
-                WHICH[one["which"]],
-                "-" if one["prefix"] is None else str(one["prefix"]),
-                f"{one['texts']:,}",
-                "-" if one["first_token"] is None else f"{one['first_token']:.3f}",
-                f"{one['rest']:.4f}",
+                title_of(entry["benchmark"]),
+                WHICH[entry["which"]],
+                "-" if entry["prefix"] is None else str(entry["prefix"]),
+                f"{entry['texts']:,}",
+                "-" if entry["first_token"] is None else f"{entry['first_token']:.3f}",
+                f"{entry['rest']:.4f}",
             ]
-            for one in found["prefix"]
+            for entry in sensitivity["prefix"]
         ]
         note = (
             "Nats. Of rolling documents the first 256 tokens; without a prefix, the first token is"
@@ -188,14 +194,14 @@ def sensitivity_grids(told: Record) -> list[Grid]:
         )
         columns = ["benchmark", "prefix", "id", "texts", "first token", "mean of the others"]
         grids.append(Grid("The token before an empty context", columns, rows, 2, note))
-    if "truncation" in found:
+    if "truncation" in sensitivity:
         rows = [
             [
                 title_of(name),
-                f"{one['truncated']:,} of {one['documents']:,}",
-                *(percent(one[key]) for key in TRUNCATION),
+                f"{entry['truncated']:,} of {entry['documents']:,}",
+                *(percent(entry[key]) for key in TRUNCATION),
             ]
-            for name, one in found["truncation"].items()
+            for name, entry in sensitivity["truncation"].items()
         ]
         columns = [
             "benchmark",
@@ -206,10 +212,15 @@ def sensitivity_grids(told: Record) -> list[Grid]:
             "all truncated right",
         ]
         grids.append(Grid("Truncated prompts, accuracy", columns, rows))
-    if "averages" in found:
+    if "averages" in sensitivity:
         rows = [
-            [title_of(name), str(one["subjects"]), percent(one["micro"]), percent(one["macro"])]
-            for name, one in found["averages"].items()
+            [
+                title_of(name),
+                str(entry["subjects"]),
+                percent(entry["micro"]),
+                percent(entry["macro"]),
+            ]
+            for name, entry in sensitivity["averages"].items()
         ]
         grids.append(
             Grid(
@@ -218,11 +229,11 @@ def sensitivity_grids(told: Record) -> list[Grid]:
                 rows,
             )
         )
-    if "letters" in found:
+    if "letters" in sensitivity:
         rows = []
-        for name, one in found["letters"].items():
+        for name, entry in sensitivity["letters"].items():
             taken, right = (
-                " ".join(f"{letter} {count:,}" for letter, count in one[key].items())
+                " ".join(f"{letter} {count:,}" for letter, count in entry[key].items())
                 for key in ("taken", "right")
             )
             rows.append(
@@ -230,8 +241,8 @@ def sensitivity_grids(told: Record) -> list[Grid]:
                     title_of(name),
                     taken,
                     right,
-                    percent(one["accuracy"]),
-                    percent(one["best_constant"]),
+                    percent(entry["accuracy"]),
+                    percent(entry["best_constant"]),
                 ]
             )
         columns = [
@@ -242,10 +253,10 @@ def sensitivity_grids(told: Record) -> list[Grid]:
             "best constant letter",
         ]
         grids.append(Grid("Letters", columns, rows, 3))
-    if "norms" in found:
+    if "norms" in sensitivity:
         rows = [
-            [title_of(name), *(percent(value) for value in one.values())]
-            for name, one in found["norms"].items()
+            [title_of(name), *(percent(value) for value in entry.values())]
+            for name, entry in sensitivity["norms"].items()
         ]
         columns = ["benchmark", "as they are", "by character", "by byte", "by token"]
         grids.append(Grid("How log-probabilities of choices are compared, accuracy", columns, rows))
@@ -255,9 +266,13 @@ def sensitivity_grids(told: Record) -> list[Grid]:
 TRUNCATION = ("as_is", "whole_only", "least", "most")
 
 
-def lead_of(told: Record) -> list[str]:
+def lead_of(evaluation: Record) -> list[str]:
     """What was evaluated and how, in sentences."""
-    who, opinion, where = told["identity"], told["second_opinion"], told["environment"]
+    who, opinion, where = (
+        evaluation["identity"],
+        evaluation["second_opinion"],
+        evaluation["environment"],
+    )
     drawn = (
         f"{who['documents']:,} documents of each benchmark that has more, drawn with seed"
         f" {who['seed']}, and all of the others"
@@ -286,15 +301,15 @@ def lead_of(told: Record) -> list[str]:
             f" most (allowed: {opinion['allowed']:g})."
         ),
         *([held_out[who.get("embedded_held_out")]] if "embedded" in who["benchmarks"] else []),
-        *_begun(told),
-        *_tied(told),
+        *_begun(evaluation),
+        *_tied(evaluation),
         "One model is one draw: nothing here says how another seed, recipe or text would do.",
     ]
 
 
-def _begun(told: Record) -> list[str]:
+def _begun(evaluation: Record) -> list[str]:
     """What the tokenizer puts before each text, where it does so."""
-    begin = told.get("tokenizer_begin")
+    begin = evaluation.get("tokenizer_begin")
     if not begin:
         return []
     many = "token" if len(begin) == 1 else "tokens"
@@ -307,7 +322,7 @@ def _begun(told: Record) -> list[str]:
 def curves(evaluations: Sequence[Record]) -> str:
     """Endpoints of evaluations of several checkpoints, against their step."""
     points = sorted(
-        ((one["identity"]["step"], one["results"]) for one in evaluations),
+        ((evaluation["identity"]["step"], evaluation["results"]) for evaluation in evaluations),
         key=lambda point: point[0],
     )
     names = [name for name in points[0][1] if name in BENCHMARKS]
@@ -336,25 +351,29 @@ def write_evaluation(folders: Sequence[Path], out: Path) -> Path:
     """results, audit (.md, .csv, .tex) and report.html in `out`, of one evaluation or of several of
     the same requests; returns the page. InputError if one is not done.
     """
-    found = [read_evaluation(folder).as_json() for folder in folders]
+    evaluations = [read_evaluation(folder).as_json() for folder in folders]
     grids = [
-        results_grid(found),
-        audit_grid(found[0]),
-        *(sensitivity_grids(found[0]) if len(found) == 1 else []),
+        results_grid(evaluations),
+        audit_grid(evaluations[0]),
+        *(sensitivity_grids(evaluations[0]) if len(evaluations) == 1 else []),
     ]
     grids[0].write(out, "results")
     grids[1].write(out, "audit")
     figures = []
-    if len({one["identity"]["step"] for one in found}) > 1:
-        figures = [{"svg": curves(found), "caption": "Endpoints over checkpoints of one run."}]
+    if len({evaluation["identity"]["step"] for evaluation in evaluations}) > 1:
+        figures = [
+            {"svg": curves(evaluations), "caption": "Endpoints over checkpoints of one run."}
+        ]
     page = out / "report.html"
-    title = f"Evaluation of {', '.join(dict.fromkeys(_name(one) for one in found))}"
+    title = (
+        f"Evaluation of {', '.join(dict.fromkeys(_name(evaluation) for evaluation in evaluations))}"
+    )
     write_text(
         page,
         rendered(
             "sheet.html.j2",
             title=title,
-            lead=lead_of(found[0]),
+            lead=lead_of(evaluations[0]),
             findings=[],
             figures=figures,
             grids=grids,

@@ -22,9 +22,9 @@ def write_report(folder: Path) -> tuple[Path, dict[str, Any]]:
     study = read_study_folder(folder)
     page = folder / "report.html"
     write_text(page, rendered("page.html.j2", **_context(study)))
-    told = summary(study)
-    write_json(folder / "summary.json", told)
-    return page, told
+    numbers = summary(study)
+    write_json(folder / "summary.json", numbers)
+    return page, numbers
 
 
 def summary(study: StudyResult) -> dict[str, Any]:
@@ -68,15 +68,15 @@ def _context(study: StudyResult) -> dict[str, Any]:
     pairs = study.pairs()
     ended = [run for seeds in study.runs.values() for run in seeds.values()]
     # a run that diverged did fewer steps
-    one = next((run for run in ended if not run.result.diverged), ended[0])
+    example = next((run for run in ended if not run.result.diverged), ended[0])
     specs = {arm: _spec(study, arm) for arm in study.arms}
     model, vocab_size = study.config.model, study.facts.dataset.vocab_size
     return {
         "study": study,
         "config": study.config,
         "facts": study.facts,
-        "environment": one.result.environment,
-        "result": one.result,
+        "environment": example.result.environment,
+        "result": example.result,
         "rows": [_row(study, arm) for arm in study.arms],
         "pairs": pairs,
         "matched": study.matched(),

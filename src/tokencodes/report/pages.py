@@ -8,7 +8,7 @@ import jinja2
 from tokencodes.measured import significant
 
 
-def rendered(name: str, **told: Any) -> str:
+def rendered(name: str, **values: Any) -> str:
     """A page by one of the templates here; whatever is no markup of ours is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(str(files("tokencodes.report"))),
@@ -18,4 +18,4 @@ def rendered(name: str, **told: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["significant"] = significant
-    return environment.get_template(name).render(**told)
+    return environment.get_template(name).render(**values)

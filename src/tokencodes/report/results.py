@@ -153,9 +153,9 @@ class StudyResult:
     def _diverged_in(self, *arms: str) -> str:
         return ", ".join(f"{run.arm} seed {run.seed}" for run in self.diverged if run.arm in arms)
 
-    def same_recipe(self, one: str, other: str) -> bool:
+    def same_recipe(self, first: str, second: str) -> bool:
         """Whether two arms differ in nothing but their interface."""
-        return self.config.arms[one].overrides == self.config.arms[other].overrides
+        return self.config.arms[first].overrides == self.config.arms[second].overrides
 
     def matched(self) -> bool:
         """Whether in each seed every arm with a score began from the same body and head and saw the
@@ -164,7 +164,12 @@ class StudyResult:
         for seed in self.config.study.seeds:
             here = [scores[seed] for scores in map(self.scores, self.arms) if seed in scores]
             if (
-                len({(one.start_sha256, one.windows_sha256, one.held_out_sha256) for one in here})
+                len(
+                    {
+                        (score.start_sha256, score.windows_sha256, score.held_out_sha256)
+                        for score in here
+                    }
+                )
                 > 1
             ):
                 return False

@@ -56,12 +56,12 @@ def count_activations(run: RunConfig, spec: InterfaceSpec, given: Given) -> Acti
         positions = torch.arange(time)[None]
         with torch.autocast("cpu", dtype=torch.bfloat16) if low else nullcontext():
             rotary = model.model.rotary_emb(hidden_BTD, positions)
-            told = {
+            arguments = {
                 "attention_mask": None,
                 "position_ids": positions,
                 "position_embeddings": rotary,
             }
-            block = saved_bytes(model, lambda: model.model.layers[0](hidden_BTD, **told))
+            block = saved_bytes(model, lambda: model.model.layers[0](hidden_BTD, **arguments))
             norm = saved_bytes(model, lambda: model.model.norm(hidden_BTD))
             targets_N = torch.zeros(batch * time, dtype=torch.long)
             head = saved_bytes(
@@ -70,8 +70,8 @@ def count_activations(run: RunConfig, spec: InterfaceSpec, given: Given) -> Acti
                     hidden_BTD.flatten(0, 1), model.lm_head.weight, targets_N
                 ),
             )
-    one_input = hidden_BTD.numel() * hidden_BTD.element_size()
-    return Activations(block, one_input, norm + head, run.model.num_hidden_layers)
+    input_bytes = hidden_BTD.numel() * hidden_BTD.element_size()
+    return Activations(block, input_bytes, norm + head, run.model.num_hidden_layers)
 
 
 @contextmanager

@@ -21,9 +21,9 @@ def build_model(run: RunConfig, spec: InterfaceSpec, given: Given) -> TokenCodeF
     """The model of a run and its settled spec, not yet drawn; under `torch.device("meta")` it takes
     no memory.
     """
-    told = run.model.model_dump(exclude={"context_length", "rope_theta", "init_std"})
+    values = run.model.model_dump(exclude={"context_length", "rope_theta", "init_std"})
     config = TokenCodeConfig(
-        **told,
+        **values,
         vocab_size=run.data.vocab_size,
         max_position_embeddings=run.model.context_length,
         rope_parameters={"rope_type": "default", "rope_theta": run.model.rope_theta},

@@ -417,7 +417,7 @@ class StudyConfig(Recipe):
         """The run of one arm and one seed."""
         if arm not in self.arms:
             raise InputError(f"arm {arm!r} is not in this preset; it has {', '.join(self.arms)}")
-        told: dict[str, Any] = {name: getattr(self, name) for name in Recipe.model_fields}
+        values: dict[str, Any] = {name: getattr(self, name) for name in Recipe.model_fields}
         chosen = self.arms[arm]
         for key in chosen.overrides:
             if key not in OptimizerConfig.model_fields:
@@ -426,9 +426,9 @@ class StudyConfig(Recipe):
                     f" they are not matched: {', '.join(OptimizerConfig.model_fields)}"
                 )
         try:
-            told["optimizer"] = OptimizerConfig(
+            values["optimizer"] = OptimizerConfig(
                 **{**self.optimizer.model_dump(), **chosen.overrides}
             )
-            return RunConfig(arm=arm, interface=chosen.interface, seed=seed, **told)
+            return RunConfig(arm=arm, interface=chosen.interface, seed=seed, **values)
         except ValidationError as error:
             raise InputError(f"arm {arm!r}: {first_complaint(error)}") from None

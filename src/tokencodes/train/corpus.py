@@ -125,18 +125,18 @@ def prepare_inputs(
         if not tokenizer.is_file():
             say(f"training a tokenizer of {config.vocab_size:,} entries on the training documents")
             train_tokenizer(training_texts(inputs, options), config.vocab_size, tokenizer)
-    found = TokenizerFile(tokenizer)
-    if config.tokenizer_sha256 not in (None, found.sha256):
+    tokenizer_file = TokenizerFile(tokenizer)
+    if config.tokenizer_sha256 not in (None, tokenizer_file.sha256):
         raise InputError(
-            f"{tokenizer}: its SHA-256 is {found.sha256[:12]}..., the recipe's"
+            f"{tokenizer}: its SHA-256 is {tokenizer_file.sha256[:12]}..., the recipe's"
             f" {str(config.tokenizer_sha256)[:12]}..."
         )
-    if found.vocab_size != config.vocab_size:
+    if tokenizer_file.vocab_size != config.vocab_size:
         raise InputError(
-            f"{tokenizer}: {found.vocab_size:,} entries, but data.vocab_size is"
+            f"{tokenizer}: {tokenizer_file.vocab_size:,} entries, but data.vocab_size is"
             f" {config.vocab_size:,}; make them agree"
         )
-    return start(inputs, found, out, options, means, say)
+    return start(inputs, tokenizer_file, out, options, means, say)
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,20 @@ class DatasetRequest:
     sets: list[str]
 
 
-def prepare_dataset(asked: DatasetRequest, out: Path, means: Means, say: Say) -> Dataset | None:
+def prepare_dataset(request: DatasetRequest, out: Path, means: Means, say: Say) -> Dataset | None:
     """Prepares what was asked for into `out`; None where a cluster goes on with it."""
-    told = {**asked.options, **({"tokenizer": str(asked.tokenizer)} if asked.tokenizer else {})}
-    first = asked.inputs[0]
-    if len(asked.inputs) == 1 and (
+    values = {
+        **request.options,
+        **({"tokenizer": str(request.tokenizer)} if request.tokenizer else {}),
+    }
+    first = request.inputs[0]
+    if len(request.inputs) == 1 and (
         first.endswith(".toml") or (first in preset_names() and not Path(first).exists())
     ):
-        sets = [*asked.sets, *(f"data.{key}={json.dumps(value)}" for key, value in told.items())]
+        sets = [
+            *request.sets,
+            *(f"data.{key}={json.dumps(value)}" for key, value in values.items()),
+        ]
         config = read_study(first, sets)[0].data
         if config.dataset or config.mixture or not config.inputs:
             raise InputError(
@@ -166,19 +172,21 @@ def prepare_dataset(asked: DatasetRequest, out: Path, means: Means, say: Say) ->
                 " data.inputs='[\"FOLDER\"]'"
             )
         return prepare_inputs(config, out, out, means, say)
-    if asked.sets:
+    if request.sets:
         raise InputError(
-            f"--set {asked.sets[0]!r}: only a preset has values to set; use this command's own"
+            f"--set {request.sets[0]!r}: only a preset has values to set; use this command's own"
             " options"
         )
-    if asked.tokenizer is None:
+    if request.tokenizer is None:
         raise InputError(
             "no tokenizer; give --tokenizer FILE, and make one by `tokencodes tokenizer` if there"
             " is none"
         )
-    tokenizer = TokenizerFile(asked.tokenizer)
+    tokenizer = TokenizerFile(request.tokenizer)
     config = validate(
-        DataConfig, {"inputs": asked.inputs, "vocab_size": tokenizer.vocab_size, **told}, "options"
+        DataConfig,
+        {"inputs": request.inputs, "vocab_size": tokenizer.vocab_size, **values},
+        "options",
     )
     return start(resolve_inputs(config.inputs), tokenizer, out, options_of(config), means, say)
 
@@ -228,10 +236,10 @@ def _tokenizer_key(inputs: list[str], config: DataConfig) -> str:
     """Names a tokenizer by all that decides it, so that one of another split, which saw what is now
     held out, is not reused.
     """
-    told = [one.fetch().facts()["sha256"] for one in find_inputs(inputs)]
+    digests = [source.fetch().facts()["sha256"] for source in find_inputs(inputs)]
     columns = [config.text_column, config.id_column, config.on_error]
     text = json.dumps(
-        [told, config.vocab_size, config.validation_fraction, config.split_seed, *columns]
+        [digests, config.vocab_size, config.validation_fraction, config.split_seed, *columns]
     )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -253,8 +261,8 @@ def training_texts(inputs: list[str], options: PrepareOptions) -> Iterator[str]:
 
 def _documents(inputs: list[str], options: PrepareOptions) -> Iterator[Document]:
     """The documents of all inputs that have text."""
-    for one in find_inputs(inputs):
-        for path in one.fetch().files:
+    for source in find_inputs(inputs):
+        for path in source.fetch().files:
             for document in read_documents(path, options.columns, skip=options.on_error == "skip"):
                 if document.text:
                     yield document

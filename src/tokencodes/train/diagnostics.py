@@ -36,11 +36,11 @@ def norms(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     if not tensors:
         return {}
-    found = torch.stack(torch._foreach_norm([local(tensor) for tensor in tensors.values()]))
-    one = next(iter(tensors.values()))
-    if isinstance(one, DTensor):
-        found = sum_over_shards(found.square(), one).sqrt()
-    return dict(zip(tensors, found.unbind(), strict=True))
+    lengths = torch.stack(torch._foreach_norm([local(tensor) for tensor in tensors.values()]))
+    sharded = next(iter(tensors.values()))
+    if isinstance(sharded, DTensor):
+        lengths = sum_over_shards(lengths.square(), sharded).sqrt()
+    return dict(zip(tensors, lengths.unbind(), strict=True))
 
 
 def total_norm(norm_of: dict[str, Tensor]) -> Tensor:
@@ -85,7 +85,7 @@ def update_ratios(
         for parameter in group["params"]:
             state = optimizer.state[parameter]
             step = float(state["step"])
-            found = torch.zeros(2, dtype=torch.float64, device=parameter.device)
+            pair = torch.zeros(2, dtype=torch.float64, device=parameter.device)
             held = (local(parameter), local(state["exp_avg"]), local(state["exp_avg_sq"]))
             for weight, first, second in zip(
                 *(tensor.flatten().split(PIECE) for tensor in held), strict=True
@@ -96,20 +96,22 @@ def update_ratios(
                     .div_(scale)
                     .add_(weight, alpha=group["weight_decay"])
                 )
-                found += torch.stack(
+                pair += torch.stack(
                     [
-                        torch.linalg.vector_norm(one, dtype=torch.float64)
-                        for one in (direction, weight)
+                        torch.linalg.vector_norm(values, dtype=torch.float64)
+                        for values in (direction, weight)
                     ]
                 ).square()
-            squares.append(found)
+            squares.append(pair)
             parts.append(part_of(names[id(parameter)]))
-    told = sum_over_shards(torch.stack(squares), parameter).tolist()
+    totals = sum_over_shards(torch.stack(squares), parameter).tolist()
     change = {
-        part: sum(c for of, (c, _) in zip(parts, told, strict=True) if of == part) for part in PARTS
+        part: sum(c for of, (c, _) in zip(parts, totals, strict=True) if of == part)
+        for part in PARTS
     }
     weights = {
-        part: sum(w for of, (_, w) in zip(parts, told, strict=True) if of == part) for part in PARTS
+        part: sum(w for of, (_, w) in zip(parts, totals, strict=True) if of == part)
+        for part in PARTS
     }
     return {
         part: _or_none(lr * math.sqrt(change[part] / weights[part]))
@@ -129,12 +131,12 @@ def hidden_scales(model: TokenCodeForCausalLM, ids_NT1: Tensor) -> list[float | 
 
     None stands for what is not finite, here and in `update_ratios`.
     """
-    found: list[float | None] = []
+    scales: list[float | None] = []
 
     def note(module: torch.nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
         scale = float(hidden.float().square().mean().sqrt())
-        found.append(_or_none(scale))
+        scales.append(_or_none(scale))
 
     watched = [model.model.embed_tokens, *model.model.layers]
     hooks = [module.register_forward_hook(note) for module in watched]
@@ -146,4 +148,4 @@ def hidden_scales(model: TokenCodeForCausalLM, ids_NT1: Tensor) -> list[float | 
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return scales

@@ -90,11 +90,11 @@ def corpus_of(run: Path, config: RunConfig) -> Corpus:
                 " and two folders up)"
             )
         corpus = Dataset(places[0])
-    told = _recorded_fingerprint(run)
-    if told not in (None, corpus.fingerprint):
+    recorded = _recorded_fingerprint(run)
+    if recorded not in (None, corpus.fingerprint):
         raise InputError(
             f"{corpus.path}: not the text of {run} (fingerprint {corpus.fingerprint[:12]}, the run"
-            f" has {told[:12]})"
+            f" has {recorded[:12]})"
         )
     return corpus
 

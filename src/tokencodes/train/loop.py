@@ -119,16 +119,16 @@ class Trainer:
             start_sha256=start,
         )
         self.last_ids = np.empty((0, run.model.context_length + 1), dtype=np.int64)  # this rank's
-        told = run.checkpoint
+        saves = run.checkpoint
         self.policy = CheckpointPolicy(
             out / "checkpoints",
-            told.keep_latest,
-            told.stays,
+            saves.keep_latest,
+            saves.stays,
             on_stage,
             self.observer.say,
             self.world,
         )
-        self.writer = Writer(self.policy, told.aside(self.world.device.type == "cuda"))
+        self.writer = Writer(self.policy, saves.aside(self.world.device.type == "cuda"))
         self._measured: tuple[int, float] | None = None  # step and held-out loss
         # FLOP/s of all ranks, measured as the run starts
         self._flops, self._peak = flops_per_token(self.model), 0.0
@@ -140,12 +140,12 @@ class Trainer:
         write_run(self.out / "config.toml", self.config)
 
     def _same_everywhere(self, start_sha256: str) -> str:
-        found = self.world.gather(start_sha256)
-        if len(set(found)) > 1:
+        digests = self.world.gather(start_sha256)
+        if len(set(digests)) > 1:
             raise CheckFailed(
                 f"{self.out}: the ranks drew different initial weights"
-                f" ({', '.join(one[:12] for one in found)}); use the same PyTorch build on every"
-                " node"
+                f" ({', '.join(digest[:12] for digest in digests)}); use the same PyTorch build on"
+                " every node"
             )
         return start_sha256
 
@@ -158,11 +158,11 @@ class Trainer:
                     " again"
                 )
             return
-        told = checkpoint.read_state(newest)
-        if told.dataset_fingerprint != self.dataset.fingerprint:
+        saved = checkpoint.read_state(newest)
+        if saved.dataset_fingerprint != self.dataset.fingerprint:
             raise InputError(
                 f"{newest}: trained on another dataset (fingerprint"
-                f" {told.dataset_fingerprint[:12]}, here {self.dataset.fingerprint[:12]}); give"
+                f" {saved.dataset_fingerprint[:12]}, here {self.dataset.fingerprint[:12]}); give"
                 " that dataset, or choose another --out"
             )
         self.go_on_from(newest)
@@ -303,7 +303,7 @@ class Trainer:
             tokens=self.state.tokens + tokens,
             seconds=self.state.seconds + seconds,
             windows_sha256=chained(
-                self.state.windows_sha256, [one for _, digests in shared for one in digests]
+                self.state.windows_sha256, [digest for _, digests in shared for digest in digests]
             ),
             last_loss=loss,
         )
@@ -335,8 +335,8 @@ class Trainer:
         own = first + world.rank * (size // world.ranks)
         with autocast(self.config.engine, world), torch.compiler.set_stance("force_eager"):
             origin = find_origin(self.model, parts, own, world)
-        found = RefusedStep(number, first, last, losses, norm, norm_of)
-        raise refuse(found, origin, self.model, self.out, world)
+        refused = RefusedStep(number, first, last, losses, norm, norm_of)
+        raise refuse(refused, origin, self.model, self.out, world)
 
     def held_out_loss(self) -> float:
         """Held-out loss of the weights as they are, computed once for each step, in the precision

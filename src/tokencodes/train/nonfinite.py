@@ -118,7 +118,7 @@ def find_origin(
         for hook in hooks:
             hook.remove()
         model.zero_grad(set_to_none=True)
-    return [one for told in world.gather(own) for one in told]
+    return [origin for origins in world.gather(own) for origin in origins]
 
 
 def _watch(name: str, forward: list[str], backward: list[str]) -> Any:
@@ -153,9 +153,9 @@ def refuse(
     bad = [
         name for name, p in model.named_parameters() if not bool(local(p.detach()).isfinite().all())
     ]
-    weights = sorted({name for told in world.gather(bad) for name in told})
+    weights = sorted({name for names in world.gather(bad) for name in names})
     loss, parts = sum(step.losses), part_norms(step.norm_of)
-    told = {
+    record = {
         "step": step.number,
         "windows": [step.first, step.last],
         "loss": str(loss),  # as text: JSON has no word for what is not finite
@@ -167,13 +167,14 @@ def refuse(
         ],
         "parameters_not_finite_themselves": weights,
     }
-    world.on_first(lambda: write_json(out / "nonfinite.json", told))
+    world.on_first(lambda: write_json(out / "nonfinite.json", record))
     shown = (
-        f"windows {one['windows'][0]} to {one['windows'][1]}, {one['where']}" for one in origin
+        f"windows {place['windows'][0]} to {place['windows'][1]}, {place['where']}"
+        for place in origin
     )
     places = [
-        f"rank {one['rank']}, {text}" if world.ranks > 1 else text
-        for one, text in zip(origin, shown, strict=True)
+        f"rank {place['rank']}, {text}" if world.ranks > 1 else text
+        for place, text in zip(origin, shown, strict=True)
     ]
     begins = f"it begins at {'; '.join(places) or 'a sum of finite parts'}"
     if weights:

@@ -52,7 +52,7 @@ class Replayed:
         if self.otherwise is None:
             return (self.loss, self.grad_norm) == (self.logged_loss, self.logged_grad_norm)
         pairs = ((self.loss, self.logged_loss), (self.grad_norm, self.logged_grad_norm))
-        return all(math.isclose(found, logged, rel_tol=ROUNDING) for found, logged in pairs)
+        return all(math.isclose(computed, logged, rel_tol=ROUNDING) for computed, logged in pairs)
 
 
 def replay(
@@ -82,14 +82,14 @@ def replay(
         loader = trainer.loader()
         try:
             while trainer.state.step < step:
-                found: StepRecord | NonFinite = trainer.train_step(loader)
+                outcome: StepRecord | NonFinite = trainer.train_step(loader)
         except NonFinite as error:
             if trainer.state.step + 1 < step:
-                told = (
+                message = (
                     f"step {trainer.state.step + 1} is not finite, so step {step} is never reached"
                 )
-                raise CheckFailed(told) from error
-            found = error
+                raise CheckFailed(message) from error
+            outcome = error
         finally:
             loader.close()
     logged = next(
@@ -102,6 +102,11 @@ def replay(
     otherwise = next(
         (key for key, value in here.items() if starts and starts[-1].get(key) != value), None
     )
-    computed = (found.loss, found.grad_norm, found.grad_norm_parts, isinstance(found, StepRecord))
+    computed = (
+        outcome.loss,
+        outcome.grad_norm,
+        outcome.grad_norm_parts,
+        isinstance(outcome, StepRecord),
+    )
     loss, norm = (None, None) if logged is None else (logged.loss, logged.grad_norm)
     return Replayed(step, began, *computed, loss, norm, otherwise)

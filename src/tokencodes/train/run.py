@@ -80,9 +80,9 @@ def write_result(
 def open_together(config: DataConfig, folder: Path, say: Say, world: World) -> Corpus:
     """`open_dataset` by the first rank, which prepares what must be;
     the others open what it found."""
-    mine = world.own_first(lambda: open_dataset(config, folder, say))
-    if mine is not None:
-        return mine
+    corpus = world.own_first(lambda: open_dataset(config, folder, say))
+    if corpus is not None:
+        return corpus
     return (
         open_prepared(config)
         if config.dataset is not None or config.mixture

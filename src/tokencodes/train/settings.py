@@ -95,12 +95,12 @@ def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def validate(
-    model: type[Model], told: dict[str, Any], origin: str, origins: dict[str, str] | None = None
+    model: type[Model], values: dict[str, Any], origin: str, origins: dict[str, str] | None = None
 ) -> Model:
     """pydantic's check, its first complaint as one line with the dotted key, the value and the
     origin. origins: of single keys, where not all come from `origin`.
     """
-    unknown = _unknown(model, told)
+    unknown = _unknown(model, values)
     if unknown:
         key, known = unknown
         owner = next(
@@ -110,7 +110,7 @@ def validate(
         hint = f"did you mean '{owner}.{key}'?" if owner else nearest(key.rpartition(".")[2], known)
         raise InputError(f"{_blamed(key, origin, origins or {})}: unknown key {key!r}; {hint}")
     try:
-        return model.model_validate(told)
+        return model.model_validate(values)
     except ValidationError as error:
         key = ".".join(str(part) for part in error.errors()[0]["loc"] if part != "[key]")
         raise InputError(
@@ -118,11 +118,11 @@ def validate(
         ) from None
 
 
-def difference(saved: RunConfig, asked: RunConfig) -> str | None:
+def difference(saved: RunConfig, requested: RunConfig) -> str | None:
     """The first dotted key in which two runs differ, with both values; None if they are the same
     but for their engine.
     """
-    old, new = (flatten(config.model_dump(mode="json")) for config in (saved, asked))
+    old, new = (flatten(config.model_dump(mode="json")) for config in (saved, requested))
     for key in sorted((old.keys() | new.keys()) - FREE):
         if old.get(key) != new.get(key):
             return f"{key} is {old.get(key)!r} there, {new.get(key)!r} asked for"
@@ -152,13 +152,13 @@ def _assignment(text: str) -> tuple[str, Any]:
         return key.strip(), value  # a bare word is a string
 
 
-def _put(told: dict[str, Any], dotted: str, value: Any, assignment: str) -> None:
+def _put(table: dict[str, Any], dotted: str, value: Any, assignment: str) -> None:
     *path, last = dotted.split(".")
     for part in path:
-        told = told.setdefault(part, {})
-        if not isinstance(told, dict):
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
             raise InputError(f"--set {assignment!r}: {part!r} is a value, not a section")
-    told[last] = value
+    table[last] = value
 
 
 def _keys(section: Any) -> list[str]:
@@ -169,19 +169,19 @@ def _keys(section: Any) -> list[str]:
     )
 
 
-def _unknown(model: Any, told: Any, prefix: str = "") -> tuple[str, list[str]] | None:
+def _unknown(model: Any, table: Any, prefix: str = "") -> tuple[str, list[str]] | None:
     """The first key that no section knows, with the keys that were possible there."""
-    if not isinstance(told, dict):
+    if not isinstance(table, dict):
         return None
     if get_origin(model) is dict:
         inner = get_args(model)[1]
-        found = (_unknown(inner, value, f"{prefix}{key}.") for key, value in told.items())
-        return next((one for one in found if one), None)
+        unknown_keys = (_unknown(inner, value, f"{prefix}{key}.") for key, value in table.items())
+        return next((unknown_key for unknown_key in unknown_keys if unknown_key), None)
     if isinstance(model, types.UnionType) or not (
         isinstance(model, type) and issubclass(model, BaseModel)
     ):
         return None
-    for key, value in told.items():
+    for key, value in table.items():
         if key not in model.model_fields:
             return f"{prefix}{key}", list(model.model_fields)
         deeper = _unknown(model.model_fields[key].annotation, value, f"{prefix}{key}.")

@@ -40,7 +40,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         inside = value.items()
     elif isinstance(value, list | tuple):
-        inside = {str(index): one for index, one in enumerate(value)}.items()
+        inside = {str(index): item for index, item in enumerate(value)}.items()
     else:
         yield name, value
         return
@@ -52,10 +52,10 @@ def split(record: Record) -> tuple[dict[str, float], dict[str, str]]:
     """A record's numbers and its texts, named KIND/FIELD; its kind and its step are no values, and
     None is nothing.
     """
-    told = asdict(record)
-    kind = told.pop("kind")
-    told.pop("step", None)
-    named = [(f"{kind}/{name}", value) for name, value in leaves(told)]
+    fields = asdict(record)
+    kind = fields.pop("kind")
+    fields.pop("step", None)
+    named = [(f"{kind}/{name}", value) for name, value in leaves(fields)]
     numbers = {name: float(value) for name, value in named if isinstance(value, int | float)}
     return numbers, {name: value for name, value in named if isinstance(value, str)}
 
@@ -96,10 +96,10 @@ class SentSteps:
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            values = json.loads(self._path.read_text(encoding="utf-8"))
             return {
-                "id": str(found["id"]),
-                "last": {str(kind): int(step) for kind, step in found["last"].items()},
+                "id": str(values["id"]),
+                "last": {str(kind): int(step) for kind, step in values["last"].items()},
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # a tracker's own bookkeeping is no reason to stop: a new run there shows what is to
@@ -127,9 +127,9 @@ class Tracker(ABC):
         try:
             self.module = import_module(self.package)
         except ImportError as error:
-            told = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise InputError(
-                f"tracker {self.name!r}: not installed ({told}); install it by: pip install"
+                f"tracker {self.name!r}: not installed ({reason}); install it by: pip install"
                 " 'tokencodes[track]'"
             ) from None
 
@@ -289,7 +289,9 @@ class Wandb(Tracker):
             self._run = None
 
 
-TRACKERS: dict[str, type[Tracker]] = {one.name: one for one in (TensorBoard, Trackio, Wandb)}
+TRACKERS: dict[str, type[Tracker]] = {
+    tracker.name: tracker for tracker in (TensorBoard, Trackio, Wandb)
+}
 
 
 def trackers(names: list[str], out: Path) -> list[Observer]:
@@ -312,29 +314,29 @@ class Several:
 
     def begin(self, name: str, step: int, steps: int) -> None:
         """To all."""
-        self._each(lambda one: one.begin(name, step, steps))
+        self._each(lambda observer: observer.begin(name, step, steps))
 
     def record(self, record: Record) -> None:
         """To all."""
-        self._each(lambda one: one.record(record))
+        self._each(lambda observer: observer.record(record))
 
     def say(self, line: str) -> None:
         """To all."""
-        self._each(lambda one: one.say(line))
+        self._each(lambda observer: observer.say(line))
 
     def end(self) -> None:
         """To all."""
-        self._each(lambda one: one.end())
+        self._each(lambda observer: observer.end())
 
     def _each(self, tell: Callable[[Observer], None]) -> None:
-        for one in tuple(self.observers):
+        for observer in tuple(self.observers):
             try:
-                tell(one)
+                tell(observer)
             except Exception as error:
                 pass_on_interruption(error)
-                if not isinstance(one, Tracker):
+                if not isinstance(observer, Tracker):
                     raise
-                self._drop(one, error)
+                self._drop(observer, error)
 
     def _drop(self, tracker: Tracker, error: Exception) -> None:
         self.observers.remove(tracker)

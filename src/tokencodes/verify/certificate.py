@@ -74,13 +74,17 @@ def certify(path: Path) -> Certificate:
     try:
         model = load_model(place)
     except CodeMismatch as error:
-        told = read_json(place / "config.json")
+        values = read_json(place / "config.json")
         failed = check("L0", "codebook regenerated", PROVEN, False, str(error))
         rest = not_shown(
             "L1", "everything else", "the model is not loaded with a code that is not its own"
         )
         return Certificate(
-            str(place), told["interface"], told["vocab_size"], told["hidden_size"], (failed, rest)
+            str(place),
+            values["interface"],
+            values["vocab_size"],
+            values["hidden_size"],
+            (failed, rest),
         )
     config = model.config
     return Certificate(
@@ -100,39 +104,39 @@ def run_checks(subject: Subject) -> list[Check]:
         "L2": (*forward.CHECKS, forward.modules),
         **runtime.CHECKS,
     }
-    made: list[Check] = []
+    results: list[Check] = []
     for level, checks in groups.items():
         for run in checks:
             try:
-                found = run(subject)
+                result = run(subject)
             except Exception as error:  # a model that breaks a check has not passed it
                 pass_on_interruption(error)
                 first = (str(error).splitlines() or [""])[0]
-                found = check(
+                result = check(
                     level,
                     run.__name__.replace("_", " "),
                     MEASURED,
                     False,
                     f"{type(error).__name__}: {first}",
                 )
-            made += found if isinstance(found, list) else [found]
-    return sorted([*made, *NOT_SHOWN], key=lambda one: one.level)
+            results += result if isinstance(result, list) else [result]
+    return sorted([*results, *NOT_SHOWN], key=lambda entry: entry.level)
 
 
 def page(certificate: Certificate) -> str:
     """The certificate as one HTML page that needs nothing else."""
     rows, last = [], ""
-    for one in certificate.checks:
-        if one.level != last:
+    for entry in certificate.checks:
+        if entry.level != last:
             rows.append(
-                f'<tr><th colspan="4">{one.level}: {html.escape(LEVELS[one.level])}</th></tr>'
+                f'<tr><th colspan="4">{entry.level}: {html.escape(LEVELS[entry.level])}</th></tr>'
             )
-            last = one.level
+            last = entry.level
         cells = "".join(
             f"<td>{html.escape(cell)}</td>"
-            for cell in (one.name, one.status, one.scope, one.detail)
+            for cell in (entry.name, entry.status, entry.scope, entry.detail)
         )
-        rows.append(f'<tr class="{one.status.replace(" ", "-")}">{cells}</tr>')
+        rows.append(f'<tr class="{entry.status.replace(" ", "-")}">{cells}</tr>')
     verdict = (
         "Every check that was made holds."
         if certificate.holds

@@ -77,14 +77,14 @@ def input_vectors(subject: Subject) -> Check:
     return check("L2", "input vectors", PROVEN, error <= bound, detail)
 
 
-def relative(found: Floats, expected: Floats) -> float:
+def relative(actual: Floats, expected: Floats) -> float:
     """Root mean square of the error, relative to that of the reference; infinite where either is
     not finite.
     """
-    if not (np.isfinite(found).all() and np.isfinite(expected).all()):
+    if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
         return float("inf")
     size = float(np.sqrt((expected**2).mean()))
-    error = float(np.sqrt(((found - expected) ** 2).mean()))
+    error = float(np.sqrt(((actual - expected) ** 2).mean()))
     return error / size if size else (0.0 if error == 0.0 else float("inf"))
 
 
@@ -96,9 +96,9 @@ def traced(model: TokenCodeForCausalLM, ids: Tensor) -> dict[str, tuple[Floats, 
         def hook(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
         ) -> None:
-            given = args[0] if args else kwargs["hidden_states"]
-            got = out[0] if isinstance(out, tuple) else out
-            seen[name] = given.double().cpu().numpy(), got.double().cpu().numpy()
+            inputs = args[0] if args else kwargs["hidden_states"]
+            outputs = out[0] if isinstance(out, tuple) else out
+            seen[name] = inputs.double().cpu().numpy(), outputs.double().cpu().numpy()
 
         return hook
 
@@ -134,8 +134,8 @@ def modules(subject: Subject) -> list[Check]:
     }
     for row in ids:
         seen = traced(model, row[None])
-        for name, (given, got) in seen.items():
-            x, y = given[0], got[0]
+        for name, (inputs, outputs) in seen.items():
+            x, y = inputs[0], outputs[0]
             if name.endswith("norm"):
                 pairs["norms"].append(
                     (y, reference.rms_norm(x, weights[f"{name}.weight"], c.rms_norm_eps))
@@ -159,10 +159,13 @@ def modules(subject: Subject) -> list[Check]:
     }
     factors["head"] = 4 * np.sqrt(d)
     checks = []
-    for name, found in pairs.items():
-        error, bound = max(relative(*pair) for pair in found), ROUNDOFF * float(factors[name])
+    for name, compared in pairs.items():
+        error, bound = (
+            max(relative(*pair) for pair in compared),
+            ROUNDOFF * float(factors[name]),
+        )
         detail = (
-            f"largest relative error {error:.1e}, bound {bound:.1e}, {len(found)} times {length}"
+            f"largest relative error {error:.1e}, bound {bound:.1e}, {len(compared)} times {length}"
             " positions"
         )
         checks.append(check("L2", name, MEASURED, error <= bound, detail))

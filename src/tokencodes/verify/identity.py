@@ -61,19 +61,19 @@ def gf2_inverse(subject: Subject) -> Check:
     buffers = dict(interface.named_buffers())
     if "matrix" in buffers:
         matrix = buffers["matrix"].cpu().numpy()
-        found = gf2.rank(matrix)
-        holds = found == len(matrix) and np.array_equal(
+        rank = gf2.rank(matrix)
+        holds = rank == len(matrix) and np.array_equal(
             gf2.multiply(matrix, gf2.inverse(matrix)), np.eye(len(matrix))
         )
-        detail = f"rank {found} of {len(matrix)}, offset of weight {int(buffers['offset'].sum())}"
+        detail = f"rank {rank} of {len(matrix)}, offset of weight {int(buffers['offset'].sum())}"
         return check("L0", name, PROVEN, holds, detail)
-    found, least = gf2.rank(stored_book(interface).words_VK), minimal_width(interface.vocab_size)
+    rank, least = gf2.rank(stored_book(interface).words_VK), minimal_width(interface.vocab_size)
     return check(
         "L0",
         name,
         PROVEN,
-        found >= least,
-        f"no matrix; words of rank {found}, and {least} tell the tokens apart",
+        rank >= least,
+        f"no matrix; words of rank {rank}, and {least} tell the tokens apart",
     )
 
 
@@ -83,11 +83,11 @@ def lift_rank(subject: Subject) -> Check:
     if not isinstance(interface, FixedCode):
         return not_applicable("L0", "lift rank", "no lift of a fixed code in this interface")
     spec, width = interface.spec, interface.code_width
-    found = int(
+    rank = int(
         np.linalg.matrix_rank(lift.matrix(spec.lift, width, interface.hidden_size, spec.lift_seed))
     )
-    detail = f"rank {found} of {width} ({spec.lift} to {interface.hidden_size} channels)"
-    return check("L0", "lift rank", PROVEN, found == width, detail)
+    detail = f"rank {rank} of {width} ({spec.lift} to {interface.hidden_size} channels)"
+    return check("L0", "lift rank", PROVEN, rank == width, detail)
 
 
 def stored_book(interface: FixedCode) -> Codebook:

@@ -67,12 +67,12 @@ def greedy_generation(subject: Subject) -> Check:
     room = model.config.max_position_embeddings
     prompt = drawn_ids(model)[:1, : max(1, min(4, room // 2))]
     # no end token: always all tokens
-    told = {"do_sample": False, "pad_token_id": 0, "eos_token_id": model.config.vocab_size}
+    options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": model.config.vocab_size}
     out = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=min(GENERATED, room - prompt.shape[1]),
-        **told,
+        **options,
     )
     new = out[0, prompt.shape[1] :]
     logits = model(out[:, :-1]).logits[0, prompt.shape[1] - 1 :]
@@ -99,18 +99,18 @@ def replay(subject: Subject) -> Check:
     total = sum(
         float(model.loss(*inputs_and_targets(part), num_targets=1)) for part in ids.split(4)
     )
-    found = total / int((ids[:, 1:] != IGNORE).sum())
+    loss = total / int((ids[:, 1:] != IGNORE).sum())
     first = ids[:1, : len(kept.token_losses) + 1]
     inputs, targets = inputs_and_targets(first)
     losses = model.token_losses(inputs, targets)[0]
     apart = float((losses - torch.tensor(kept.token_losses)).abs().max())
     bound = 2 * logit_bound(model, float(model(inputs).logits.abs().max()))
     detail = (
-        f"{found:.6f} nats per token, kept {kept.loss:.6f}; {len(losses)} one by one within"
+        f"{loss:.6f} nats per token, kept {kept.loss:.6f}; {len(losses)} one by one within"
         f" {apart:.1e}, bound {bound:.1e}"
     )
     # NaN is close to nothing
-    close = math.isfinite(kept.loss) and abs(found - kept.loss) <= REPLAY_RELATIVE * abs(kept.loss)
+    close = math.isfinite(kept.loss) and abs(loss - kept.loss) <= REPLAY_RELATIVE * abs(kept.loss)
     holds = close and apart <= bound
     return check("L5", name, MEASURED, holds, detail)
 

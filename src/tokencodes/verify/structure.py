@@ -38,24 +38,24 @@ def expected_tensors(model: TokenCodeForCausalLM) -> dict[str, tuple[int, ...]]:
     """
     c, interface = model.config, model.input_interface
     d, f = c.hidden_size, c.intermediate_size
-    found: dict[str, tuple[int, ...]] = {
+    tensors: dict[str, tuple[int, ...]] = {
         "model.norm.weight": (d,),
         "lm_head.weight": (c.vocab_size, d),
     }
     for layer in range(c.num_hidden_layers):
         block = f"model.layers.{layer}."
-        found |= {
+        tensors |= {
             f"{block}{name}.weight": (d,)
             for name in ("input_layernorm", "post_attention_layernorm")
         }
-        found |= {f"{block}self_attn.{name}_proj.weight": (d, d) for name in "qkvo"}
-        found |= {f"{block}mlp.{name}_proj.weight": (f, d) for name in ("gate", "up")}
-        found[f"{block}mlp.down_proj.weight"] = (d, f)
+        tensors |= {f"{block}self_attn.{name}_proj.weight": (d, d) for name in "qkvo"}
+        tensors |= {f"{block}mlp.{name}_proj.weight": (f, d) for name in ("gate", "up")}
+        tensors[f"{block}mlp.down_proj.weight"] = (d, f)
     if isinstance(interface, LearnedTable):
-        return {**found, f"{INPUT}weight": (c.vocab_size, d)}
+        return {**tensors, f"{INPUT}weight": (c.vocab_size, d)}
     if not interface.spec.fixed:
-        found[f"{INPUT}coordinates"] = (c.vocab_size, interface.spec.code_width(c.vocab_size))
-    return found | {
+        tensors[f"{INPUT}coordinates"] = (c.vocab_size, interface.spec.code_width(c.vocab_size))
+    return tensors | {
         f"{INPUT}{name}": shape
         for name, (shape, _) in shapes(interface.spec, c.vocab_size, d).items()
     }
@@ -64,13 +64,13 @@ def expected_tensors(model: TokenCodeForCausalLM) -> dict[str, tuple[int, ...]]:
 def state_dict_bijection(subject: Subject) -> Check:
     """The tensors are exactly those of the configuration."""
     model = subject.model
-    found = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    actual = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     expected = expected_tensors(model)
     wrong = sorted(
-        name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
+        name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name)
     )
     detail = (
-        f"{len(found)} tensors by name and shape"
+        f"{len(actual)} tensors by name and shape"
         if not wrong
         else f"{len(wrong)} differ, first {wrong[0]}"
     )
@@ -86,14 +86,14 @@ def parameter_counts(subject: Subject) -> Check:
     body += c.hidden_size
     head, spec = c.vocab_size * c.hidden_size, model.input_interface.spec
     width = c.hidden_size if spec.learned else 0 if spec.fixed else spec.code_width(c.vocab_size)
-    inputs, found = c.vocab_size * width, sum(p.numel() for p in model.parameters())
-    holds = found == inputs + body + head and all(p.requires_grad for p in model.parameters())
+    inputs, total = c.vocab_size * width, sum(p.numel() for p in model.parameters())
+    holds = total == inputs + body + head and all(p.requires_grad for p in model.parameters())
     return check(
         "L1",
         "parameter counts",
         PROVEN,
         holds,
-        f"{inputs:,} input + {body:,} body + {head:,} head = {found:,}",
+        f"{inputs:,} input + {body:,} body + {head:,} head = {total:,}",
     )
 
 
@@ -143,12 +143,12 @@ def buffer_types(subject: Subject) -> Check:
     tables = {} if spec.learned else shapes(spec, model.config.vocab_size, model.config.hidden_size)
     if not tables:
         return not_applicable("L1", "buffer types", "no stored tables")
-    found = {name: buffers[name].dtype for name in tables}
+    dtypes = {name: buffers[name].dtype for name in tables}
     stored = stored_types(subject.place / "model.safetensors", tables)
     wrong = [
-        f"{name} is {found[name]}"
+        f"{name} is {dtypes[name]}"
         for name, (_, dtype) in tables.items()
-        if found[name] != TORCH_TYPES[dtype]
+        if dtypes[name] != TORCH_TYPES[dtype]
     ]
     wrong += [
         f"{name} is {kind} in the file"
@@ -182,11 +182,11 @@ def tokenizer(subject: Subject) -> Check:
         return not_applicable(
             "L1", name, "no tokenizer file here" if wanted else "the model names no tokenizer"
         )
-    found = hashlib.sha256(file.read_bytes()).hexdigest()
-    detail = f"{file.name} {found[:12]}" + (
-        "" if found == wanted else f", but the model was trained with {wanted[:12]}"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    detail = f"{file.name} {digest[:12]}" + (
+        "" if digest == wanted else f", but the model was trained with {wanted[:12]}"
     )
-    return check("L1", name, PROVEN, found == wanted, detail)
+    return check("L1", name, PROVEN, digest == wanted, detail)
 
 
 @torch.no_grad()
@@ -238,22 +238,22 @@ def export_equals(subject: Subject) -> Check:
     return check("L1", name, PROVEN, not differ, detail)
 
 
-def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
     """Names of the tensors that two state dicts do not share bit by bit: 0 and -0 differ, a NaN is
     itself.
     """
-    names = one.keys() | other.keys()
+    names = first.keys() | second.keys()
     return sorted(
-        n for n in names if n not in one or n not in other or not same_bits(one[n], other[n])
+        n for n in names if n not in first or n not in second or not same_bits(first[n], second[n])
     )
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors have the same type, shape and bytes."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if first.dtype != second.dtype or first.shape != second.shape:
         return False
     return torch.equal(
-        *(tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other))
+        *(tensor.contiguous().flatten().view(torch.uint8) for tensor in (first, second))
     )
 
 
