@@ -1,6 +1,7 @@
 """House rules that a machine can hold: imports point downwards, files stay short."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,59 @@ def test_every_module_and_public_name_is_explained(path):
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             assert ast.get_docstring(node), node.name
+
+
+# Such a name says nothing of what the value is.
+VAGUE = set(
+    [
+        "told",
+        "one",
+        "found",
+        "mine",
+        "theirs",
+        "some",
+        "beside",
+        "way",
+        "asked",
+        "asking",
+        "travelling",
+        "harness",
+    ]
+)
+
+
+def bound_names(tree: ast.AST) -> set[str]:
+    """Every name that a module binds: variables, attributes, arguments, functions and classes."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.ExceptHandler(name=str(name)) | ast.alias(asname=str(name)):
+                names.add(name)
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                names.add(name)
+    return names
+
+
+def vague_names(tree: ast.AST) -> list[str]:
+    """The names with a vague word in them. A test's own name is a sentence, and may have one."""
+    return sorted(
+        name
+        for name in bound_names(tree)
+        if not name.startswith("test_")
+        and VAGUE & {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+    )
+
+
+def test_a_vague_name_is_noticed():
+    tree = ast.parse("def way_out(found): self.told = oneself = None\nclass Asked: ...")
+    assert vague_names(tree) == ["Asked", "found", "told", "way_out"]
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "bench", "tools"])
+def test_a_name_says_what_the_thing_is(folder):
+    for path in sorted((SOURCE.parent.parent / folder).rglob("*.py")):
+        assert vague_names(ast.parse(path.read_text())) == [], path

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.evaluate.conftest import tiny
-from tests.evaluate.test_scorer import some_requests
+from tests.evaluate.test_scorer import make_requests
 from tokencodes.errors import InputError
 from tokencodes.evaluate.journal import Journal, noted_batch
 from tokencodes.evaluate.scorer import Scorer
@@ -130,7 +130,7 @@ def test_the_batch_size_is_noted_and_one_is_the_smallest(tmp_path):
 
 
 def test_a_falsified_value_never_reaches_a_score(tmp_path):
-    requests, model = some_requests(), tiny("llama")
+    requests, model = make_requests(), tiny("llama")
     Scorer(model, 64, tmp_path).score(requests)
     (file,) = tmp_path.glob("passes-*")
     lines = file.read_text().splitlines()

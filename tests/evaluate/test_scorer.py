@@ -27,7 +27,7 @@ def request_of(ids, scored, number=0):
     )
 
 
-def some_requests(seed=0, count=40):
+def make_requests(seed=0, count=40):
     """Few-shot trunks, questions with several answers, single sequences, one asked twice."""
     draw = random.Random(seed)
     word = lambda size: [draw.randrange(1, VOCAB) for _ in range(size)]  # noqa: E731
@@ -56,7 +56,7 @@ def plainly(model, request):
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
 @pytest.mark.parametrize("batch", [32, 96, 2048])
 def test_scores_are_those_of_the_models_own_forward(kind, batch):
-    model, requests = tiny(kind), some_requests()
+    model, requests = tiny(kind), make_requests()
     scorer = Scorer(model, batch)
     for request, score in zip(requests, scorer.score(requests), strict=True):
         log_probs, greedy = plainly(model, request)
@@ -66,7 +66,7 @@ def test_scores_are_those_of_the_models_own_forward(kind, batch):
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("batch", [64, 2048])
 def test_pieces_whose_attention_is_cut_at_every_branch_give_the_same(kind, batch, monkeypatch):
-    model, requests = tiny(kind), some_requests(3)
+    model, requests = tiny(kind), make_requests(3)
     whole = Scorer(model, batch).score(requests)
     monkeypatch.setattr(packed, "CALL", -1)
     monkeypatch.setattr(packed, "COPY", 0)
@@ -86,19 +86,19 @@ def test_what_can_be_packed_is_and_a_window_is_not():
 def test_the_model_attends_as_before_afterwards():
     model = tiny("llama")
     before = model.config._attn_implementation
-    Scorer(model, 64).score(some_requests())
+    Scorer(model, 64).score(make_requests())
     assert model.config._attn_implementation == before == "sdpa"
 
 
 def test_common_beginnings_are_computed_once():
-    requests, scorer = some_requests(), Scorer(tiny("llama"), 128)
+    requests, scorer = make_requests(), Scorer(tiny("llama"), 128)
     scorer.score(requests)
     assert scorer.computed < 0.35 * sum(len(request.tokens) - 1 for request in requests)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_order_changes_no_bit(kind):
-    requests, model = some_requests(), tiny(kind)
+    requests, model = make_requests(), tiny(kind)
     scores = Scorer(model, 64).score(requests)
     order = random.Random(1).sample(range(len(requests)), len(requests))
     again = Scorer(model, 64).score([requests[number] for number in order])
@@ -107,7 +107,7 @@ def test_order_changes_no_bit(kind):
 
 
 def test_a_killed_evaluation_goes_on_and_no_bit_changes(tmp_path):
-    requests, model = some_requests(), tiny("llama")
+    requests, model = make_requests(), tiny("llama")
     whole = Scorer(model, 64).score(requests)
 
     class Killed(BaseException):
@@ -138,7 +138,7 @@ def test_a_killed_evaluation_goes_on_and_no_bit_changes(tmp_path):
 
 
 def test_a_killed_evaluation_goes_on_with_the_batch_it_was_begun_with(tmp_path):
-    Scorer(tiny("llama"), 96, tmp_path).score(some_requests())
+    Scorer(tiny("llama"), 96, tmp_path).score(make_requests())
     assert (
         Scorer(tiny("llama"), None, tmp_path).batch_tokens == 96
         and Scorer(tiny("llama")).batch_tokens == 1024
@@ -146,7 +146,7 @@ def test_a_killed_evaluation_goes_on_with_the_batch_it_was_begun_with(tmp_path):
 
 
 def test_another_models_journal_is_not_believed(tmp_path):
-    requests = some_requests()
+    requests = make_requests()
     Scorer(tiny("llama"), 64, tmp_path, "one").score(requests)
     other = Scorer(tiny("llama"), 64, tmp_path, "other")
     other.score(requests)
@@ -202,7 +202,7 @@ def test_keys_that_nobody_wrote_are_nan(monkeypatch):
         lambda query, keys, *rest: (seen.append(keys), attend(query, keys, *rest))[1],
     )
     model = tiny("llama")
-    plan, _ = make_plan([(request.tokens, request.scored) for request in some_requests()], 32)
+    plan, _ = make_plan([(request.tokens, request.scored) for request in make_requests()], 32)
     forward = packed.Packed(model)
     room = 0
     with torch.no_grad():
@@ -233,7 +233,7 @@ def test_of_equally_likely_tokens_the_first_is_the_greedy_one():
 
 
 def test_a_reduced_dtype_is_scored_in_float32_softmax():
-    requests, model = some_requests(), tiny("llama")
+    requests, model = make_requests(), tiny("llama")
     exact, reduced = (
         Scorer(model, 64).score(requests),
         Scorer(tiny("llama").to(torch.bfloat16), 64).score(requests),
