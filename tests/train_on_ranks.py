@@ -97,7 +97,7 @@ def engines(dataset: Path, odd: Path, folder: Path) -> dict[str, Any]:
         "full": (2, None, {}),
         "replicate": (2, None, {"sharding": "replicate"}),
         "hybrid": (4, 2, {"sharding": "hybrid"}),
-        "activation_checkpoint_every": (1, None, {"activation_checkpoint_every": 1}),
+        "recompute": (1, None, {"activation_checkpoint_every": 1}),
         "recompute, sharded": (2, None, {"activation_checkpoint_every": 2}),
         "compile, sharded": (2, None, {"compile": True}),
         "torch head": (1, None, {"loss_kernel": "torch"}),
